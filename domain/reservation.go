@@ -1,0 +1,117 @@
+package domain
+
+import "time"
+
+// DefaultLease is how long a reservation, an in_flight member or a slot
+// outlives its owner's last renewal (SPEC §3).
+const DefaultLease = 30 * time.Second
+
+// Patch is one edit of a client's request body: at Offset, Delete bytes go and
+// Insert comes. A list is sorted by Offset and does not overlap (ARCHITECTURE §5.1).
+type Patch struct {
+	Offset int64
+	Delete int64
+	Insert string
+}
+
+// Candidate is one channel a request may go to, with what is particular to it.
+type Candidate struct {
+	Channel       string
+	UpstreamModel string
+	// Slots is the channel's SkSlot limit in this region; 0 is unlimited.
+	Slots int64
+	// Patches turn the client's body into the one for this channel.
+	Patches []Patch
+}
+
+// Decision is what authz decides for one admitted request. It travels with the
+// request in Envoy's dynamic metadata, and lies in the store beside the
+// reservation, so that any replica can carry it out and settle it.
+type Decision struct {
+	RequestID string
+	KeyID     string
+	Identity  string
+	API       API
+	// Path is the path below the provider's base URL, with the query that may
+	// pass, such as "/chat/completions".
+	Path string
+	// Model is the name the client asked for.
+	Model  string
+	Stream bool
+	// StripUsage: the usage chunk of the stream was asked for by us, not by the client.
+	StripUsage bool
+	// PromptTokens is the estimate; OutputCap is what was reserved for the answer.
+	PromptTokens int64
+	OutputCap    int64
+	// BodyLen is the client's body length in bytes.
+	BodyLen    int64
+	AdmittedAt time.Time
+	Price      Price
+	Holds      []Hold
+	// Candidates are in the order in which they are tried; never empty.
+	Candidates []Candidate
+	// Lease is how long holds and slots live without renewal.
+	Lease time.Duration
+	// FirstByteLimit is how long one attempt may wait for response headers.
+	FirstByteLimit time.Duration
+}
+
+// Candidate returns the candidate of attempt n (1-based); ok is false beyond the list.
+func (d *Decision) Candidate(attempt int) (c Candidate, ok bool) {
+	if attempt < 1 || attempt > len(d.Candidates) {
+		return Candidate{}, false
+	}
+	return d.Candidates[attempt-1], true
+}
+
+// Admission is the store's answer to a reservation.
+type Admission struct {
+	// Refusal is nil when everything was charged.
+	Refusal *Refusal
+	// SlotRefused: the limits had room, the channel's slots had not; nothing stays charged.
+	SlotRefused bool
+	// Remaining is, by the order of Decision.Holds, what each bucket has left.
+	Remaining []int64
+	// Reset is, by the same order, when a rate bucket is full again; 0 for others.
+	Reset []time.Duration
+}
+
+// Settlement ends a reservation.
+type Settlement struct {
+	Decision Decision
+	// Channel is the one whose slot is held; "" for none.
+	Channel string
+	// Record goes to the ledger.
+	Record UsageRecord
+}
+
+// SettleResult is what a settlement found.
+type SettleResult int
+
+// The results; all three are success for the caller.
+const (
+	// SettleDone: this call settled it.
+	SettleDone SettleResult = iota
+	// SettleAlready: it had been settled before; nothing changed.
+	SettleAlready
+	// SettleUnknown: the store does not know the reservation (it lost data);
+	// the record was kept for the ledger all the same.
+	SettleUnknown
+)
+
+// Lease is what a renewal keeps alive for one running request.
+type Lease struct {
+	RequestID string
+	Identity  string
+	Holds     []Hold
+	// Channel is the one whose slot is held; "" for none.
+	Channel string
+	TTL     time.Duration
+}
+
+// ExpiredReservation is one whose lease ended unsettled.
+type ExpiredReservation struct {
+	Decision Decision
+	// Renewed is true when a running request once renewed it, so an upstream has most likely seen it.
+	Renewed bool
+}
