@@ -1,0 +1,55 @@
+package domain
+
+import (
+	"slices"
+	"time"
+)
+
+// Provider is a vendor as the services see it: where it is and what it speaks.
+type Provider struct {
+	Name     string
+	Dialects []Dialect
+	// Authority is the host (and port, when not the scheme's own) of requests.
+	Authority string
+	// BasePath takes the place of "/v1" in a client's path; no trailing slash.
+	BasePath string
+	// FirstByteLimit is how long one attempt may wait for response headers.
+	FirstByteLimit time.Duration
+	// AnthropicVersion is sent where the client sent none.
+	AnthropicVersion string
+}
+
+// Speaks reports whether the provider serves dialect d natively.
+func (p Provider) Speaks(d Dialect) bool { return slices.Contains(p.Dialects, d) }
+
+// Channel is one SK at one Provider: one Envoy cluster, one connection pool.
+type Channel struct {
+	Name     string
+	Provider Provider
+	// SecretRef is the reference to the SK ("env:NAME", "file:PATH"), never the SK.
+	SecretRef string
+	// Priority: lower is tried first. Weight shares traffic within a priority, ≥ 1.
+	Priority int
+	Weight   int
+	// Slots is how many calls may be in flight in this region; 0 is unlimited.
+	Slots int64
+	// Models maps the name clients use to the provider's.
+	Models       map[string]string
+	Organization string
+	Project      string
+	// InjectUsage: ask the provider for the usage chunk of chat streams.
+	InjectUsage bool
+}
+
+// Model is what clients name.
+type Model struct {
+	Name string
+	// ContextWindow in tokens; 0 is unknown.
+	ContextWindow int64
+	// MaxOutput in tokens is reserved where a request sets no cap.
+	MaxOutput int64
+	// Price is the version in force.
+	Price Price
+	// Channels that serve the model, in the order of the file.
+	Channels []string
+}
