@@ -1,0 +1,86 @@
+package keywayv1_test
+
+import (
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	keywayv1 "keyway/api/keyway/v1"
+	"keyway/domain"
+)
+
+// fill sets every field below v to a value that is not its zero, so that a
+// field added to domain and forgotten in convert.go fails the round trip.
+func fill(v reflect.Value, n *int64) {
+	*n++
+	switch v.Interface().(type) {
+	case time.Time:
+		v.Set(reflect.ValueOf(time.UnixMilli(1_700_000_000_000 + *n).UTC()))
+		return
+	case time.Duration:
+		v.SetInt(*n * int64(time.Millisecond))
+		return
+	}
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			fill(v.Field(i), n)
+		}
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
+		fill(v.Index(0), n)
+		fill(v.Index(1), n)
+	case reflect.String:
+		v.SetString("s" + string(rune('a'+*n%26)))
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Uint8:
+		v.SetUint(uint64(*n % 200))
+	default:
+		v.SetInt(*n)
+	}
+}
+
+func TestDecisionRoundTrip(t *testing.T) {
+	t.Parallel()
+	var (
+		want domain.Decision
+		n    int64
+	)
+	fill(reflect.ValueOf(&want).Elem(), &n)
+	for i := range want.Holds {
+		want.Holds[i].Limit = 0 // left out on purpose
+	}
+	raw, err := proto.Marshal(keywayv1.DecisionToProto(want))
+	require.NoError(t, err)
+	var got keywayv1.Decision
+	require.NoError(t, proto.Unmarshal(raw, &got))
+	assert.Equal(t, want, keywayv1.DecisionFromProto(&got))
+}
+
+func TestRecordRoundTrip(t *testing.T) {
+	t.Parallel()
+	var (
+		want domain.UsageRecord
+		n    int64
+	)
+	fill(reflect.ValueOf(&want).Elem(), &n)
+	message := keywayv1.RecordToProto(want)
+	assert.Equal(t, want.Usage.Input(), message.GetInputTokens(), "the sum is written for the reader")
+	raw, err := proto.Marshal(message)
+	require.NoError(t, err)
+	var got keywayv1.UsageRecord
+	require.NoError(t, proto.Unmarshal(raw, &got))
+	assert.Equal(t, want, keywayv1.RecordFromProto(&got))
+}
+
+func TestZeroValuesStayZero(t *testing.T) {
+	t.Parallel()
+	assert.Zero(t, keywayv1.DecisionFromProto(nil))
+	assert.Equal(t, domain.Decision{}, keywayv1.DecisionFromProto(keywayv1.DecisionToProto(domain.Decision{})))
+	assert.Equal(t, domain.UsageRecord{}, keywayv1.RecordFromProto(keywayv1.RecordToProto(domain.UsageRecord{})))
+}
