@@ -1,0 +1,187 @@
+package envoy
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// BootstrapOptions say where an Envoy finds the services of its region. An
+// address is "host:port" or "unix:/path".
+type BootstrapOptions struct {
+	// NodeID must be unique among the Envoys of the region; it begins with "envoy-".
+	NodeID string
+	Region string
+	XDS    string
+	Authz  string
+	// Extproc is where the extproc service listens: watch side, egress side
+	// and access log, over separate clusters.
+	Extproc string
+	// Admin is the admin listener, "host:port"; "" for none.
+	Admin string
+}
+
+// Limits of the gRPC clusters. A service that stalls for seconds and comes back
+// must not be cut off for the frames it then answers at once.
+const (
+	serviceBuffer       = 1 << 20
+	serviceStreams      = 2000
+	maxOutboundFrames   = 10_000_000
+	maxOutboundControls = 100_000
+	// The egress cluster's write limits must stay out of reach (rule 2 of
+	// ARCHITECTURE §1): the buffer is beyond what admission lets in flight, the
+	// stream window above twice the largest body, the connection window the
+	// largest there is.
+	egressBuffer       = 1 << 30
+	egressStreamWindow = 192 << 20
+	egressConnWindow   = 1<<31 - 1
+)
+
+// Bootstrap makes the static part of an Envoy of the region: the clusters of
+// the services and the way to the control plane.
+func Bootstrap(o BootstrapOptions) (*bootstrapv3.Bootstrap, error) {
+	var clusters []*clusterv3.Cluster
+	for _, s := range []struct {
+		name, address string
+		egress        bool
+	}{
+		{name: ClusterXDS, address: o.XDS},
+		{name: ClusterAuthz, address: o.Authz},
+		{name: ClusterWatch, address: o.Extproc},
+		{name: ClusterEgress, address: o.Extproc, egress: true},
+		{name: ClusterALS, address: o.Extproc},
+	} {
+		c, err := serviceCluster(s.name, s.address)
+		if err != nil {
+			return nil, fmt.Errorf("build cluster %s: %w", s.name, err)
+		}
+		if s.egress {
+			c.PerConnectionBufferLimitBytes = wrapperspb.UInt32(egressBuffer)
+		}
+		h2 := serviceHTTP2()
+		if s.egress {
+			h2.InitialStreamWindowSize = wrapperspb.UInt32(egressStreamWindow)
+			h2.InitialConnectionWindowSize = wrapperspb.UInt32(egressConnWindow)
+		}
+		packed, err := pack(&httpv3.HttpProtocolOptions{UpstreamProtocolOptions: explicitHTTP2(h2)})
+		if err != nil {
+			return nil, err
+		}
+		c.TypedExtensionProtocolOptions = map[string]*anypb.Any{httpOptionsKey: packed}
+		clusters = append(clusters, c)
+	}
+	clusters = append(clusters, &clusterv3.Cluster{
+		Name:                 ClusterSink,
+		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
+		CircuitBreakers:      breakers(),
+	})
+	b := &bootstrapv3.Bootstrap{
+		Node: &corev3.Node{Id: o.NodeID, Cluster: o.Region},
+		DynamicResources: &bootstrapv3.Bootstrap_DynamicResources{
+			LdsConfig: adsSource(),
+			CdsConfig: adsSource(),
+			AdsConfig: &corev3.ApiConfigSource{
+				ApiType:             corev3.ApiConfigSource_DELTA_GRPC,
+				TransportApiVersion: corev3.ApiVersion_V3,
+				GrpcServices:        []*corev3.GrpcService{grpcService(ClusterXDS)},
+			},
+		},
+		StaticResources: &bootstrapv3.Bootstrap_StaticResources{Clusters: clusters},
+		LayeredRuntime:  downstreamConnections(),
+	}
+	if o.Admin != "" {
+		host, port, err := splitAddress(o.Admin)
+		if err != nil {
+			return nil, fmt.Errorf("admin address: %w", err)
+		}
+		b.Admin = &bootstrapv3.Admin{Address: socketAddress(host, port)}
+	}
+	return b, nil
+}
+
+// downstreamConnections sets the bound on client connections on purpose:
+// without one Envoy warns and takes as many as the kernel gives.
+func downstreamConnections() *bootstrapv3.LayeredRuntime {
+	layer, err := structpb.NewStruct(map[string]any{
+		"overload.global_downstream_max_connections": 100_000,
+	})
+	if err != nil {
+		panic(err) // a literal of numbers cannot fail
+	}
+	return &bootstrapv3.LayeredRuntime{Layers: []*bootstrapv3.RuntimeLayer{{
+		Name:           "keyway",
+		LayerSpecifier: &bootstrapv3.RuntimeLayer_StaticLayer{StaticLayer: layer},
+	}}}
+}
+
+func serviceHTTP2() *corev3.Http2ProtocolOptions {
+	return &corev3.Http2ProtocolOptions{
+		MaxConcurrentStreams:        wrapperspb.UInt32(serviceStreams),
+		InitialStreamWindowSize:     wrapperspb.UInt32(streamWindow),
+		InitialConnectionWindowSize: wrapperspb.UInt32(connWindow),
+		MaxOutboundFrames:           wrapperspb.UInt32(maxOutboundFrames),
+		MaxOutboundControlFrames:    wrapperspb.UInt32(maxOutboundControls),
+	}
+}
+
+func serviceCluster(name, address string) (*clusterv3.Cluster, error) {
+	c := &clusterv3.Cluster{
+		Name:                          name,
+		ClusterDiscoveryType:          &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
+		ConnectTimeout:                &durationpb.Duration{Seconds: 2},
+		CircuitBreakers:               breakers(),
+		PerConnectionBufferLimitBytes: wrapperspb.UInt32(serviceBuffer),
+	}
+	var at *corev3.Address
+	if path, ok := strings.CutPrefix(address, "unix:"); ok {
+		at = &corev3.Address{Address: &corev3.Address_Pipe{Pipe: &corev3.Pipe{Path: path}}}
+	} else {
+		host, port, err := splitAddress(address)
+		if err != nil {
+			return nil, err
+		}
+		at = socketAddress(host, port)
+		if _, err := netip.ParseAddr(host); err != nil {
+			c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}
+			c.DnsLookupFamily = clusterv3.Cluster_V4_PREFERRED
+		}
+	}
+	c.LoadAssignment = &endpointv3.ClusterLoadAssignment{
+		ClusterName: name,
+		Endpoints: []*endpointv3.LocalityLbEndpoints{{LbEndpoints: []*endpointv3.LbEndpoint{{
+			HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{Address: at}},
+		}}}},
+	}
+	return c, nil
+}
+
+func splitAddress(address string) (host string, port uint32, err error) {
+	host, raw, err := net.SplitHostPort(address)
+	if err != nil {
+		return "", 0, fmt.Errorf("%q is not host:port or unix:/path: %w", address, err)
+	}
+	n, err := strconv.ParseUint(raw, 10, 16)
+	if err != nil || host == "" {
+		return "", 0, fmt.Errorf("%q is not host:port or unix:/path", address)
+	}
+	return host, uint32(n), nil
+}
+
+func socketAddress(host string, port uint32) *corev3.Address {
+	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+		Address:       host,
+		PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: port},
+	}}}
+}

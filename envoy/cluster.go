@@ -1,0 +1,259 @@
+package envoy
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	mutationv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	luav3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/lua/v3"
+	codecv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/upstream_codec/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	keywayv1 "keyway/api/keyway/v1"
+)
+
+const (
+	// unreachable is every circuit breaker's threshold: admission bounds the
+	// load, and a breaker's overflow is a final 503 that no retry follows.
+	unreachable = 1_000_000
+	// connBuffer bounds what one connection may hold in user space; at Envoy's
+	// default of 1 MiB a stalled client costs ten times as much.
+	connBuffer = 64 << 10
+	// streamWindow and connWindow: a stalled stream must not use up the
+	// connection's window, or fresh streams on it would stall too.
+	streamWindow = 64 << 10
+	connWindow   = 256 << 20
+	// filterTimeout bounds one ext_authz call and one ext_proc message; the default is 200 ms.
+	filterTimeout = 5 * time.Second
+	// systemCAs is where Debian, and the Envoy images built on it, keep the public roots.
+	systemCAs = "/etc/ssl/certs/ca-certificates.crt"
+)
+
+const httpOptionsKey = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+
+// breakers lifts all four limits of a cluster.
+func breakers() *clusterv3.CircuitBreakers {
+	return &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{{
+		Priority:           corev3.RoutingPriority_DEFAULT,
+		MaxConnections:     wrapperspb.UInt32(unreachable),
+		MaxPendingRequests: wrapperspb.UInt32(unreachable),
+		MaxRequests:        wrapperspb.UInt32(unreachable),
+		MaxRetries:         wrapperspb.UInt32(unreachable),
+	}}}
+}
+
+// channelCluster is one channel's cluster: its own pool, its own filters.
+func channelCluster(ch *keywayv1.Channel, p *keywayv1.Provider) (*clusterv3.Cluster, error) {
+	base, err := url.Parse(p.GetBaseUrl())
+	if err != nil {
+		return nil, fmt.Errorf("parse base_url: %w", err)
+	}
+	host, port, err := hostPort(base)
+	if err != nil {
+		return nil, err
+	}
+	options, err := channelHTTP(ch, p, base)
+	if err != nil {
+		return nil, err
+	}
+	name := ClusterOf(ch.GetName())
+	c := &clusterv3.Cluster{
+		Name:                          name,
+		ConnectTimeout:                p.GetConnectTimeout(),
+		CircuitBreakers:               breakers(),
+		PerConnectionBufferLimitBytes: wrapperspb.UInt32(connBuffer),
+		TypedExtensionProtocolOptions: map[string]*anypb.Any{httpOptionsKey: options},
+		// Priority 1 always refuses: an upstream that does not resolve becomes
+		// a connect failure, which is retried on the next channel, instead of
+		// "no healthy upstream", which is final.
+		LoadAssignment: &endpointv3.ClusterLoadAssignment{
+			ClusterName: name,
+			Endpoints: []*endpointv3.LocalityLbEndpoints{
+				{Priority: 0, LbEndpoints: []*endpointv3.LbEndpoint{endpoint(host, port)}},
+				{Priority: 1, LbEndpoints: []*endpointv3.LbEndpoint{endpoint("127.0.0.1", 1)}},
+			},
+		},
+	}
+	if _, err := netip.ParseAddr(host); err == nil {
+		c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC}
+	} else {
+		c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}
+		c.DnsLookupFamily = clusterv3.Cluster_V4_PREFERRED
+		c.RespectDnsTtl = true
+	}
+	if base.Scheme == "https" {
+		c.TransportSocket, err = upstreamTLS(host, p.GetCaFile())
+		if err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// hostPort splits a provider's base URL; the port falls back to the scheme's own.
+func hostPort(base *url.URL) (host string, port uint32, err error) {
+	host = base.Hostname()
+	raw := base.Port()
+	if raw == "" {
+		raw = map[string]string{"https": "443", "http": "80"}[base.Scheme]
+	}
+	n, err := strconv.ParseUint(raw, 10, 16)
+	if host == "" || err != nil {
+		return "", 0, fmt.Errorf("base_url %q has no usable host and port", base.Redacted())
+	}
+	return host, uint32(n), nil
+}
+
+func endpoint(host string, port uint32) *endpointv3.LbEndpoint {
+	return &endpointv3.LbEndpoint{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{
+		Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+			Address:       host,
+			PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: port},
+		}}},
+	}}}
+}
+
+// upstreamTLS checks the provider's certificate against its own name. The SNI
+// is static: taking it from the request would send the client's Host.
+func upstreamTLS(host, caFile string) (*corev3.TransportSocket, error) {
+	if caFile == "" {
+		caFile = systemCAs
+	}
+	san := &tlsv3.SubjectAltNameMatcher{
+		SanType: tlsv3.SubjectAltNameMatcher_DNS,
+		Matcher: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: host}},
+	}
+	sni := host
+	if net.ParseIP(host) != nil {
+		san.SanType = tlsv3.SubjectAltNameMatcher_IP_ADDRESS
+		sni = ""
+	}
+	config, err := pack(&tlsv3.UpstreamTlsContext{
+		Sni: sni,
+		CommonTlsContext: &tlsv3.CommonTlsContext{
+			ValidationContextType: &tlsv3.CommonTlsContext_ValidationContext{ValidationContext: &tlsv3.CertificateValidationContext{
+				TrustedCa:                 &corev3.DataSource{Specifier: &corev3.DataSource_Filename{Filename: caFile}},
+				MatchTypedSubjectAltNames: []*tlsv3.SubjectAltNameMatcher{san},
+			}},
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &corev3.TransportSocket{
+		Name:       "envoy.transport_sockets.tls",
+		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: config},
+	}, nil
+}
+
+// channelHTTP is the channel's filter chain and codec. Only its request phase
+// is asynchronous; the response phase is the synchronous verdict script. That
+// is rule 1 of ARCHITECTURE §1, and a test holds every snapshot to it.
+func channelHTTP(ch *keywayv1.Channel, p *keywayv1.Provider, base *url.URL) (*anypb.Any, error) {
+	egress, err := pack(egressFilter(ch.GetName()))
+	if err != nil {
+		return nil, err
+	}
+	verdict, err := pack(&luav3.Lua{DefaultSourceCode: &corev3.DataSource{
+		Specifier: &corev3.DataSource_InlineString{InlineString: verdictScript(ch.GetName())},
+	}})
+	if err != nil {
+		return nil, err
+	}
+	codec, err := pack(&codecv3.UpstreamCodec{})
+	if err != nil {
+		return nil, err
+	}
+	options := &httpv3.HttpProtocolOptions{HttpFilters: []*hcmv3.HttpFilter{
+		httpFilter("keyway.egress", egress),
+		httpFilter("keyway.verdict", verdict),
+		httpFilter("envoy.filters.http.upstream_codec", codec),
+	}}
+	h2 := &corev3.Http2ProtocolOptions{
+		InitialStreamWindowSize:     wrapperspb.UInt32(streamWindow),
+		InitialConnectionWindowSize: wrapperspb.UInt32(connWindow),
+	}
+	version := p.GetHttp()
+	switch {
+	case version == "http2":
+		options.UpstreamProtocolOptions = explicitHTTP2(h2)
+	case version == "http1", base.Scheme != "https":
+		options.UpstreamProtocolOptions = &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{ExplicitHttpConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig{
+			ProtocolConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_HttpProtocolOptions{HttpProtocolOptions: &corev3.Http1ProtocolOptions{}},
+		}}
+	default:
+		options.UpstreamProtocolOptions = &httpv3.HttpProtocolOptions_AutoConfig{AutoConfig: &httpv3.HttpProtocolOptions_AutoHttpConfig{
+			HttpProtocolOptions:  &corev3.Http1ProtocolOptions{},
+			Http2ProtocolOptions: h2,
+		}}
+	}
+	return pack(options)
+}
+
+func explicitHTTP2(h2 *corev3.Http2ProtocolOptions) *httpv3.HttpProtocolOptions_ExplicitHttpConfig_ {
+	return &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{ExplicitHttpConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig{
+		ProtocolConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions{Http2ProtocolOptions: h2},
+	}}
+}
+
+func httpFilter(name string, config *anypb.Any) *hcmv3.HttpFilter {
+	return &hcmv3.HttpFilter{Name: name, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: config}}
+}
+
+// egressFilter sets credential, path, host and body of one attempt. It takes
+// no part in the response.
+func egressFilter(channel string) *extprocv3.ExternalProcessor {
+	return &extprocv3.ExternalProcessor{
+		GrpcService: grpcService(ClusterEgress,
+			header(HeaderSide, SideEgress),
+			header(HeaderChannel, channel),
+			header(HeaderDecision, dynamicMetadata(MetadataNamespace, MetadataDecision)),
+			header(HeaderAttempt, "%UPSTREAM_REQUEST_ATTEMPT_COUNT%"),
+		),
+		MessageTimeout:           durationpb.New(filterTimeout),
+		StatusOnError:            &typev3.HttpStatus{Code: typev3.StatusCode_ServiceUnavailable},
+		AllowModeOverride:        true,
+		AllowContentLengthHeader: true,
+		MutationRules:            &mutationv3.HeaderMutationRules{AllowAllRouting: wrapperspb.Bool(true)},
+		ProcessingMode: &extprocv3.ProcessingMode{
+			RequestHeaderMode:   extprocv3.ProcessingMode_SEND,
+			RequestBodyMode:     extprocv3.ProcessingMode_NONE,
+			RequestTrailerMode:  extprocv3.ProcessingMode_SKIP,
+			ResponseHeaderMode:  extprocv3.ProcessingMode_SKIP,
+			ResponseBodyMode:    extprocv3.ProcessingMode_NONE,
+			ResponseTrailerMode: extprocv3.ProcessingMode_SKIP,
+		},
+	}
+}
+
+func dynamicMetadata(namespace, key string) string {
+	return "%DYNAMIC_METADATA(" + namespace + ":" + key + ")%"
+}
+
+func header(key, value string) *corev3.HeaderValue {
+	return &corev3.HeaderValue{Key: key, Value: value}
+}
+
+func grpcService(cluster string, metadata ...*corev3.HeaderValue) *corev3.GrpcService {
+	return &corev3.GrpcService{
+		TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{
+			ClusterName: cluster,
+		}},
+		InitialMetadata: metadata,
+	}
+}

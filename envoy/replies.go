@@ -1,0 +1,174 @@
+package envoy
+
+import (
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"keyway/domain"
+)
+
+// reply is what a client gets for one kind of answer that Envoy itself makes.
+// Envoy's own text names clusters and addresses, so it is never passed on.
+type reply struct {
+	// from and to bound the status, inclusive.
+	from, to uint32
+	// status replaces the status when it is not 0.
+	status                 uint32
+	message                string
+	openAIType, openAICode string
+	anthropicType          string
+}
+
+// replies are tried in this order.
+var replies = []reply{
+	{
+		from: StatusAuthzError, to: StatusAuthzError, status: 503,
+		message:    "The gateway cannot admit requests at the moment. Try again in a second.",
+		openAIType: "service_unavailable_error", openAICode: string(domain.CodeUnavailable), anthropicType: "overloaded_error",
+	},
+	{
+		from: 413, to: 413,
+		message:    "The request body is larger than this gateway accepts. Send a smaller one.",
+		openAIType: "invalid_request_error", openAICode: string(domain.CodeTooLarge), anthropicType: "request_too_large",
+	},
+	{
+		from: 431, to: 431,
+		message:    "The request headers are larger than this gateway accepts. Send fewer or shorter ones.",
+		openAIType: "invalid_request_error", openAICode: "request_headers_too_large", anthropicType: "invalid_request_error",
+	},
+	{
+		from: 408, to: 408,
+		message:    "The request did not arrive in time. Send it again.",
+		openAIType: "invalid_request_error", openAICode: "request_timeout", anthropicType: "timeout_error",
+	},
+	{
+		from: 504, to: 504,
+		message:    "No provider began to answer in time. Try again.",
+		openAIType: "server_error", openAICode: string(domain.CodeUpstreamTimeout), anthropicType: "timeout_error",
+	},
+	{
+		from: 503, to: 503,
+		message:    "No provider could be reached for this request. Try again.",
+		openAIType: "service_unavailable_error", openAICode: string(domain.CodeUnavailable), anthropicType: "overloaded_error",
+	},
+	{
+		from: 500, to: 599,
+		message:    "The gateway could not complete this request. Try again; if it persists, give your operator the request id.",
+		openAIType: "server_error", openAICode: string(domain.CodeUpstream), anthropicType: "api_error",
+	},
+	{
+		from: 400, to: 499,
+		message:    "The request is not valid HTTP for this gateway.",
+		openAIType: "invalid_request_error", openAICode: string(domain.CodeInvalidRequest), anthropicType: "invalid_request_error",
+	},
+}
+
+// localReplies gives every answer of Envoy's own the client's error shape. A
+// refusal that authz wrote passes as it is.
+func localReplies() (*hcmv3.LocalReplyConfig, error) {
+	config := &hcmv3.LocalReplyConfig{Mappers: []*hcmv3.ResponseMapper{{
+		Filter: and(flag("UAEX"), compare(accesslogv3.ComparisonFilter_LE, StatusAuthzError-1)),
+		BodyFormatOverride: &corev3.SubstitutionFormatString{
+			Format: &corev3.SubstitutionFormatString_TextFormatSource{TextFormatSource: &corev3.DataSource{
+				Specifier: &corev3.DataSource_InlineString{InlineString: "%LOCAL_REPLY_BODY%"},
+			}},
+			ContentType: "application/json",
+		},
+	}}}
+	for _, r := range replies {
+		for _, dialect := range []domain.Dialect{domain.DialectAnthropic, domain.DialectOpenAI} {
+			mapper, err := r.mapper(dialect)
+			if err != nil {
+				return nil, err
+			}
+			config.Mappers = append(config.Mappers, mapper)
+		}
+	}
+	return config, nil
+}
+
+// mapper makes the mapper of r for one dialect. The Anthropic ones stand
+// first and ask for it; the OpenAI ones take what is left.
+func (r reply) mapper(dialect domain.Dialect) (*hcmv3.ResponseMapper, error) {
+	m := &hcmv3.ResponseMapper{Filter: statusIn(r.from, r.to)}
+	var body map[string]any
+	if dialect == domain.DialectAnthropic {
+		m.Filter = and(isAnthropic(), m.Filter)
+		body = map[string]any{
+			"type":       "error",
+			"error":      map[string]any{"type": r.anthropicType, "message": r.message},
+			"request_id": "%REQ(x-request-id)%",
+		}
+	} else {
+		body = map[string]any{"error": map[string]any{
+			"message": r.message, "type": r.openAIType, "param": nil, "code": r.openAICode,
+		}}
+	}
+	format, err := structpb.NewStruct(body)
+	if err != nil {
+		return nil, err
+	}
+	m.BodyFormatOverride = &corev3.SubstitutionFormatString{
+		Format: &corev3.SubstitutionFormatString_JsonFormat{JsonFormat: format},
+	}
+	if r.status != 0 {
+		m.StatusCode = wrapperspb.UInt32(r.status)
+	}
+	if r.status == 503 || r.to == 503 {
+		m.HeadersToAdd = []*corev3.HeaderValueOption{{Header: header("retry-after", "1")}}
+	}
+	return m, nil
+}
+
+// isAnthropic asks the path, or authz's word where the path has been rewritten
+// by an attempt.
+func isAnthropic() *accesslogv3.AccessLogFilter {
+	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_OrFilter{OrFilter: &accesslogv3.OrFilter{Filters: []*accesslogv3.AccessLogFilter{
+		{FilterSpecifier: &accesslogv3.AccessLogFilter_HeaderFilter{HeaderFilter: &accesslogv3.HeaderFilter{Header: &routev3.HeaderMatcher{
+			Name: ":path",
+			HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: &matcherv3.StringMatcher{
+				MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: domain.APIMessages.Path()},
+			}},
+		}}}},
+		{FilterSpecifier: &accesslogv3.AccessLogFilter_MetadataFilter{MetadataFilter: &accesslogv3.MetadataFilter{
+			Matcher: &matcherv3.MetadataMatcher{
+				Filter: MetadataNamespace,
+				Path:   []*matcherv3.MetadataMatcher_PathSegment{{Segment: &matcherv3.MetadataMatcher_PathSegment_Key{Key: MetadataDialect}}},
+				Value:  &matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_StringMatch{StringMatch: exactly(string(domain.DialectAnthropic))}},
+			},
+			MatchIfKeyNotFound: wrapperspb.Bool(false),
+		}}},
+	}}}}
+}
+
+func statusIn(from, to uint32) *accesslogv3.AccessLogFilter {
+	if from == to {
+		return compare(accesslogv3.ComparisonFilter_EQ, from)
+	}
+	return and(compare(accesslogv3.ComparisonFilter_GE, from), compare(accesslogv3.ComparisonFilter_LE, to))
+}
+
+func compare(op accesslogv3.ComparisonFilter_Op, value uint32) *accesslogv3.AccessLogFilter {
+	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_StatusCodeFilter{StatusCodeFilter: &accesslogv3.StatusCodeFilter{
+		Comparison: &accesslogv3.ComparisonFilter{
+			Op: op,
+			// The runtime key is mandatory; nobody sets this one.
+			Value: &corev3.RuntimeUInt32{DefaultValue: value, RuntimeKey: "keyway.unused"},
+		},
+	}}}
+}
+
+func flag(name string) *accesslogv3.AccessLogFilter {
+	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ResponseFlagFilter{
+		ResponseFlagFilter: &accesslogv3.ResponseFlagFilter{Flags: []string{name}},
+	}}
+}
+
+func and(filters ...*accesslogv3.AccessLogFilter) *accesslogv3.AccessLogFilter {
+	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_AndFilter{AndFilter: &accesslogv3.AndFilter{Filters: filters}}}
+}
