@@ -1,0 +1,77 @@
+#!lua
+-- Purpose: check every limit of one request, then charge every limit, or charge
+--   nothing. Atomic; idempotent by request: a second call charges nothing.
+-- KEYS[1] reservation: {sNN}:res:<request>, hash, expires after ARGV[3].
+-- KEYS[2] open index: {sNN}:open, sorted set of requests by lease end, never expires.
+-- KEYS[3..] buckets, one per hold: hash with u and t (rate), sorted set of
+--   requests by lease end (lease), integer (budget); each expires by itself.
+-- ARGV[1] request: id, the member of leases and index.
+-- ARGV[2] lease: ms, how long leases live unrenewed, 1 or more.
+-- ARGV[3] keep: ms, life of the reservation, a day or more.
+-- ARGV[4] decision: bytes, kept beside the reservation.
+-- ARGV[5..] per hold four values: class (rate, lease, budget); limit; amount;
+--   ttl (ms, budgets only). Whole numbers below 2^53. A rate bucket counts in
+--   1/60000 of its unit, so that a limit of L drains exactly L a millisecond.
+-- Returns: {status, index, wait, left 1, reset 1, left 2, reset 2, ...}.
+--   status 0 charged, 1 refused, 2 refused because the request was closed before;
+--   index is the hold that refuses longest, from 1, else 0; wait is ms until it
+--   can fit, 0 when waiting does not help; left is what each bucket could still
+--   give, reset is ms until a rate bucket is full again.
+-- Errors: WRONGTYPE of the reservation or a bucket, before any write; OOM before the script starts.
+local now = redis.call('TIME')
+now = now[1] * 1000 + math.floor(now[2] / 1000)
+local request, lease, keep = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local state = redis.call('HGET', KEYS[1], 'state')
+if state and state ~= 'reserved' then return {2, 0, 0} end
+local fresh, never = not state, 2 ^ 52
+local reply, used, refused, longest = {0, 0, 0}, {}, 0, -1
+for i = 1, #KEYS - 2 do
+  local key, class, limit = KEYS[i + 2], ARGV[4 * i + 1], tonumber(ARGV[4 * i + 2])
+  local amount = fresh and tonumber(ARGV[4 * i + 3]) or 0
+  local unit, wait, reset = 1, never, 0
+  if class == 'rate' then
+    unit = 60000
+    local b = redis.call('HMGET', key, 'u', 't')
+    local drained = (now - (tonumber(b[2]) or now)) * limit
+    used[i] = math.max(0, (tonumber(b[1]) or 0) - math.max(0, drained))
+    reset = math.ceil(used[i] / limit)
+    if amount <= limit then wait = math.ceil((used[i] + amount * unit - limit * unit) / limit) end
+  elseif class == 'lease' then
+    used[i] = redis.call('ZCOUNT', key, '(' .. string.format('%.0f', now), '+inf')
+    wait = 1000 -- a request can end at any moment: worth a look in a second
+  else
+    used[i] = tonumber(redis.call('GET', key)) or 0
+  end
+  local left = limit * unit - used[i]
+  if left < amount * unit and wait > longest then refused, longest = i, wait end
+  reply[2 * i + 2], reply[2 * i + 3] = math.max(0, math.floor(left / unit)), reset
+end
+if not fresh then return reply end
+if refused > 0 then
+  reply[1], reply[2], reply[3] = 1, refused, longest < never and longest or 0
+  return reply
+end
+local kept = {'state', 'reserved', 'decision', ARGV[4]}
+for i = 1, #KEYS - 2 do
+  local key, class, limit, amount = KEYS[i + 2], ARGV[4 * i + 1], ARGV[4 * i + 2], ARGV[4 * i + 3]
+  if class == 'rate' then
+    local total = used[i] + amount * 60000
+    redis.call('HSET', key, 'u', string.format('%.0f', total), 't', string.format('%.0f', now))
+    reply[2 * i + 3] = math.ceil(total / limit)
+    redis.call('PEXPIRE', key, string.format('%.0f', math.max(1, reply[2 * i + 3])))
+  elseif class == 'lease' then
+    local gone = redis.call('ZRANGEBYSCORE', key, '-inf', string.format('%.0f', now), 'LIMIT', 0, 100)
+    if #gone > 0 then redis.call('ZREM', key, unpack(gone)) end
+    redis.call('ZADD', key, string.format('%.0f', now + lease), request)
+    if redis.call('PTTL', key) < lease then redis.call('PEXPIRE', key, lease) end
+  else
+    redis.call('INCRBY', key, amount)
+    redis.call('PEXPIRE', key, ARGV[4 * i + 4])
+  end
+  reply[2 * i + 2] = reply[2 * i + 2] - amount
+  kept[#kept + 1], kept[#kept + 2], kept[#kept + 3], kept[#kept + 4] = 'a' .. i, amount, 'l' .. i, limit
+end
+redis.call('HSET', KEYS[1], unpack(kept))
+redis.call('PEXPIRE', KEYS[1], keep)
+redis.call('ZADD', KEYS[2], string.format('%.0f', now + lease), request)
+return reply

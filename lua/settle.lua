@@ -1,0 +1,68 @@
+#!lua flags=allow-oom
+-- Purpose: end one reservation: correct every bucket from what was held to what
+--   was used, free its leases, append the record to the outbox. Without a record
+--   it is a refund: everything goes back. Atomic; idempotent by request.
+--   Runs when memory is full, because it gives memory back.
+-- KEYS[1] reservation: {sNN}:res:<request>, hash; what stays of it expires after ARGV[2].
+-- KEYS[2] open index: {sNN}:open, sorted set of requests by lease end, never expires.
+-- KEYS[3] outbox: {sNN}:outbox, stream of v (schema version) and r (record).
+-- KEYS[4] repair: {sNN}:repair, stream of request and why, the newest 10000 or so.
+-- KEYS[5..] buckets in the order of the reserve call; each expires by itself.
+-- ARGV[1] request: id.
+-- ARGV[2] keep: ms for which the end is remembered, so that a reserve that comes
+--   late is refused; 0 forgets the request at once.
+-- ARGV[3] record: bytes for the outbox; empty is a refund.
+-- ARGV[4] version: of the record's schema, 1 or more.
+-- ARGV[5..] per hold three values: class (rate, lease, budget); amount used, in
+--   the bucket's unit; ttl (ms, budgets only). Whole numbers below 2^53.
+-- Returns: 0 ended by this call; 1 had ended before, nothing changed; 2 unknown:
+--   a record was kept all the same, its money counted and the request noted in
+--   repair; a refund left a tombstone.
+-- Errors: WRONGTYPE of the reservation or a counter, before any write.
+local now = redis.call('TIME')
+now = now[1] * 1000 + math.floor(now[2] / 1000)
+local request, keep, record = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local state = redis.call('HGET', KEYS[1], 'state')
+if state == 'settled' or (state == 'refunded' and record == '') then return 1 end
+local known, n, totals, limits = state == 'reserved', #KEYS - 4, {}, {}
+for i = 1, n do
+  local key, class, amount = KEYS[i + 4], ARGV[3 * i + 2], tonumber(ARGV[3 * i + 3])
+  local kept = known and redis.call('HMGET', KEYS[1], 'a' .. i, 'l' .. i) or {}
+  local held, limit = tonumber(kept[1] or 0), tonumber(kept[2] or 0)
+  if class == 'rate' and limit > 0 and amount ~= held then
+    local b = redis.call('HMGET', key, 'u', 't')
+    local drained = math.max(0, (now - (tonumber(b[2]) or now)) * limit)
+    limits[i] = limit
+    totals[i] = math.max(0, math.max(0, (tonumber(b[1]) or 0) - drained) + (amount - held) * 60000)
+  elseif class == 'budget' and (known or amount > 0) then
+    local used = tonumber(redis.call('GET', key))
+    -- A counter that is gone took the hold with it: what was used counts whole.
+    totals[i] = used and math.max(0, used + amount - held) or amount
+  end
+end
+for i = 1, n do
+  local key, class = KEYS[i + 4], ARGV[3 * i + 2]
+  if class == 'lease' then
+    redis.call('ZREM', key, request)
+  elseif totals[i] == 0 then
+    redis.call('DEL', key)
+  elseif totals[i] and class == 'rate' then
+    redis.call('HSET', key, 'u', string.format('%.0f', totals[i]), 't', string.format('%.0f', now))
+    redis.call('PEXPIRE', key, string.format('%.0f', math.ceil(totals[i] / limits[i])))
+  elseif totals[i] then
+    redis.call('SET', key, string.format('%.0f', totals[i]), 'PX', ARGV[3 * i + 4])
+  end
+end
+redis.call('ZREM', KEYS[2], request)
+redis.call('DEL', KEYS[1])
+if keep > 0 then
+  redis.call('HSET', KEYS[1], 'state', record == '' and 'refunded' or 'settled')
+  redis.call('PEXPIRE', KEYS[1], keep)
+end
+if record ~= '' then
+  redis.call('XADD', KEYS[3], '*', 'v', ARGV[4], 'r', record)
+  if not known then
+    redis.call('XADD', KEYS[4], 'MAXLEN', '~', 10000, '*', 'request', request, 'why', state or 'unknown')
+  end
+end
+return known and 0 or 2
