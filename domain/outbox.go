@@ -1,6 +1,9 @@
 package domain
 
-import "time"
+import (
+	"errors"
+	"time"
+)
 
 // OutboxEntry is one settlement on its way from the regional store to the
 // Ledger, as one delivery hands it out.
@@ -40,3 +43,7 @@ type StoreStats struct {
 	// OutboxOldest is the age of the oldest of them; 0 when there is none.
 	OutboxOldest time.Duration
 }
+
+// ErrRejected: the Ledger refuses a record for what it holds; trying again
+// does not help. Every other error of an append may pass with time.
+var ErrRejected = errors.New("ledger rejects the record")
