@@ -23,6 +23,9 @@ type ServeOptions struct {
 	Health *Health
 	// Gatherer is shown under /metrics.
 	Gatherer prometheus.Gatherer
+	// Routes are served beside these, by net/http's patterns such as
+	// "GET /status"; may be nil.
+	Routes map[string]http.Handler
 	// StopLimit bounds the graceful end; default 2 s.
 	StopLimit time.Duration
 	// Logger gets what net/http cannot return; default discards.
@@ -43,6 +46,7 @@ const (
 //	/healthz  200 while the process is live, else 503
 //	/readyz   200 while it is ready, else 503; the body is a Report in JSON
 //	/metrics  Prometheus exposition of o.Gatherer
+//	o.Routes  what the process has to show besides
 func NewHandler(o ServeOptions) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -62,6 +66,9 @@ func NewHandler(o ServeOptions) http.Handler {
 		_ = json.NewEncoder(w).Encode(report)
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(o.Gatherer, promhttp.HandlerOpts{}))
+	for pattern, handler := range o.Routes {
+		mux.Handle(pattern, handler)
+	}
 	return mux
 }
 
