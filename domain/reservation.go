@@ -68,7 +68,10 @@ func (d *Decision) Candidate(attempt int) (c Candidate, ok bool) {
 type Admission struct {
 	// Refusal is nil when everything was charged.
 	Refusal *Refusal
-	// SlotRefused: the limits had room, the channel's slots had not; nothing stays charged.
+	// Skipped is how many of the first candidates had no slot free; the slot
+	// that is held is that of the candidate behind them.
+	Skipped int
+	// SlotRefused: the limits had room, no candidate had a slot; nothing stays charged.
 	SlotRefused bool
 	// Remaining is, by the order of Decision.Holds, what each bucket has left.
 	Remaining []int64

@@ -1,0 +1,245 @@
+package authz
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"keyway/config"
+	"keyway/domain"
+	"keyway/routing"
+	"keyway/wire"
+)
+
+// maxCandidates bounds a ranked list: attempts beyond it would only prolong an
+// outage that four accounts share, and each costs room in the decision.
+const maxCandidates = 4
+
+// Request is one client request as the check sees it.
+type Request struct {
+	// ID is the gateway's own request id.
+	ID     string
+	Method string
+	// Target is the request target: path and query.
+	Target string
+	// Headers are lower-case names; several values of one name are joined by commas.
+	Headers map[string]string
+	Body    []byte
+}
+
+// Admitted is what the check answers for a request that may go out.
+type Admitted struct {
+	Decision domain.Decision
+	// Headers are the limit headers for the client, in its dialect.
+	Headers []wire.Header
+}
+
+// Keys resolves the hash of a secret to its record; domain.ErrNotFound when
+// there is none, domain.ErrStoreDown when nobody can tell.
+type Keys interface {
+	Key(ctx context.Context, hash string) (domain.VirtualKey, error)
+}
+
+// Reservations takes and gives back what requests hold.
+type Reservations interface {
+	// Admit reserves d.Holds and a slot of the first candidate, all or nothing.
+	Admit(ctx context.Context, d domain.Decision) (domain.Admission, error)
+	// Refund undoes an Admit whose outcome is unknown; idempotent.
+	Refund(ctx context.Context, d domain.Decision) error
+}
+
+// check decides about one request. Its errors are all *domain.Error, or become
+// one by domain.AsError.
+func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
+	snap := s.config.Load()
+	if snap == nil {
+		return Admitted{}, errStarting
+	}
+	path, query, _ := strings.Cut(r.Target, "?")
+	api, err := operation(r.Method, path)
+	if err != nil {
+		return Admitted{}, err
+	}
+	key, err := s.resolveKey(ctx, r)
+	if err != nil {
+		return Admitted{}, err
+	}
+	if err := checkHeaders(r.Headers); err != nil {
+		return Admitted{}, err
+	}
+	peek, err := wire.Peek(api, r.Body)
+	if err != nil {
+		return Admitted{}, err
+	}
+	model, channels, err := dispatchable(snap, key, api, peek.Model)
+	if err != nil {
+		return Admitted{}, err
+	}
+	d := s.decide(snap, key, peek, model)
+	d.RequestID, d.API, d.BodyLen = r.ID, api, int64(len(r.Body))
+	d.Path = strings.TrimPrefix(path, domain.APIVersionPrefix)
+	if q := wire.CleanQuery(query); q != "" {
+		d.Path += "?" + q
+	}
+	for _, c := range routing.Rank(channels, s.random)[:min(len(channels), maxCandidates)] {
+		d.Candidates = append(d.Candidates, candidate(c, peek))
+		d.FirstByteLimit = max(d.FirstByteLimit, c.Provider.FirstByteLimit)
+		d.StripUsage = d.StripUsage || (c.InjectUsage && peek.WantsUsageInjected())
+	}
+	admission, err := s.reserve(ctx, &d)
+	if err != nil {
+		return Admitted{}, err
+	}
+	return Admitted{Decision: d, Headers: wire.LimitHeaders(api.Dialect(), d.Holds, admission, s.now())}, nil
+}
+
+// operation finds what the path asks for.
+func operation(method, path string) (domain.API, error) {
+	api, ok := domain.APIForPath(path)
+	if !ok {
+		return "", &domain.Error{Code: domain.CodeNotFound, NoRetry: true,
+			Message: "This gateway serves POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages and /v1/embeddings; check the base URL of your SDK."}
+	}
+	if method != http.MethodPost {
+		return "", &domain.Error{Code: domain.CodeMethod, NoRetry: true, Message: "Use POST for this path."}
+	}
+	return api, nil
+}
+
+// checkHeaders refuses what could not be passed on as it is meant.
+func checkHeaders(h map[string]string) error {
+	if enc := h["content-encoding"]; enc != "" && !strings.EqualFold(enc, "identity") {
+		return &domain.Error{Code: domain.CodeUnsupportedBody, NoRetry: true,
+			Message: "Compressed request bodies are not accepted; send the body without content-encoding."}
+	}
+	if strings.Contains(h["anthropic-version"], ",") {
+		return &domain.Error{Code: domain.CodeInvalidRequest, NoRetry: true, Param: "anthropic-version",
+			Message: "The header anthropic-version was sent twice; send exactly one value."}
+	}
+	return nil
+}
+
+// dispatchable returns the model and the channels that may serve it. A model
+// the key may not use and one that does not exist look the same to the client.
+func dispatchable(snap *config.Snapshot, key domain.VirtualKey, api domain.API, name string) (domain.Model, []domain.Channel, error) {
+	model, ok := snap.Models[name]
+	if !ok || !key.Allows(name) {
+		return domain.Model{}, nil, &domain.Error{Code: domain.CodeModelNotFound, NoRetry: true, Param: "model",
+			Message: fmt.Sprintf("The model %q does not exist or this API key may not use it.", clip(name))}
+	}
+	var channels []domain.Channel
+	for _, name := range model.Channels {
+		if c, ok := snap.Channels[name]; ok && c.Provider.Speaks(api.Dialect()) {
+			channels = append(channels, c)
+		}
+	}
+	if len(channels) == 0 {
+		return domain.Model{}, nil, &domain.Error{Code: domain.CodeModelNotFound, NoRetry: true, Param: "model",
+			Message: fmt.Sprintf("The model %q is not served over this API; no channel speaks the %s dialect.", clip(name), api.Dialect())}
+	}
+	return model, channels, nil
+}
+
+// clip bounds a client's string before it goes into a message.
+func clip(s string) string {
+	const longest = 128
+	if len(s) <= longest {
+		return s
+	}
+	return strings.ToValidUTF8(s[:longest], "") + "…"
+}
+
+// decide sizes the hold: prompt estimate plus the largest cap, or the model's
+// own maximum clipped to what its window leaves.
+func (s *Server) decide(snap *config.Snapshot, key domain.VirtualKey, peek *wire.Request, model domain.Model) domain.Decision {
+	outputCap := peek.OutputCap
+	if !peek.HasCap {
+		outputCap = model.MaxOutput * peek.N
+	}
+	if model.ContextWindow > 0 {
+		outputCap = min(outputCap, max(model.ContextWindow-peek.PromptTokens, 0)*peek.N)
+	}
+	if !peek.Generates() {
+		outputCap = 0
+	}
+	now := s.now()
+	demand := domain.Demand{
+		Tokens:     peek.PromptTokens + outputCap,
+		CostMicros: model.Price.MaxCostMicros(peek.PromptTokens, outputCap),
+	}
+	holds := snap.Policies[key.Policy].Holds(domain.ScopeKey, key.ID, demand, now)
+	holds = append(holds, snap.Policies[snap.Identities[key.Identity]].Holds(domain.ScopeIdentity, key.Identity, demand, now)...)
+	return domain.Decision{
+		KeyID: key.ID, Identity: key.Identity,
+		Model: model.Name, Stream: peek.Stream,
+		PromptTokens: peek.PromptTokens, OutputCap: outputCap,
+		AdmittedAt: now, Price: model.Price, Holds: holds, Lease: snap.Lease,
+	}
+}
+
+func candidate(c domain.Channel, peek *wire.Request) domain.Candidate {
+	upstream := c.Models[peek.Model]
+	return domain.Candidate{
+		Channel: c.Name, UpstreamModel: upstream, Slots: c.Slots,
+		Patches: peek.Patches(wire.PatchOptions{UpstreamModel: upstream, InjectUsage: c.InjectUsage}),
+	}
+}
+
+// reserve takes the holds and the first free slot of the ranked list. Channels
+// before it, whose slots are all taken, leave d.Candidates.
+func (s *Server) reserve(ctx context.Context, d *domain.Decision) (domain.Admission, error) {
+	admission, err := s.reservations.Admit(ctx, *d)
+	switch {
+	case err != nil:
+		// It may have been written all the same: give it back when the store answers again.
+		s.refunds.add(*d)
+		if errors.Is(err, domain.ErrStoreDown) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+			return domain.Admission{}, errStoreAway
+		}
+		return domain.Admission{}, fmt.Errorf("reserve: %w", err)
+	case admission.Refusal != nil:
+		return admission, refused(*admission.Refusal, d)
+	case admission.SlotRefused:
+		return admission, errBusy
+	}
+	d.Candidates = d.Candidates[admission.Skipped:]
+	return admission, nil
+}
+
+var (
+	errStarting  = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "The gateway is starting; try again in a second."}
+	errDraining  = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "This gateway instance is shutting down; try again."}
+	errStoreAway = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "The gateway cannot check limits at the moment; try again in a second."}
+	errBusy      = &domain.Error{Code: domain.CodeRateLimited, RetryAfter: time.Second, Message: "Every channel of this model is busy; try again in a second."}
+	errOverload  = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "The gateway holds too many request bodies at the moment; try again in a second."}
+)
+
+// maxRetryAfter caps what a client is told to wait: some SDKs wait as long as they are told.
+const maxRetryAfter = time.Minute
+
+// refused words the refusal of one limit.
+func refused(r domain.Refusal, d *domain.Decision) *domain.Error {
+	owner := map[domain.Scope]string{domain.ScopeKey: "API key", domain.ScopeIdentity: "account"}[r.Scope]
+	if r.Kind.IsBudget() {
+		period := map[domain.LimitKind]string{domain.LimitBudgetDay: "daily", domain.LimitBudgetMonth: "monthly"}[r.Kind]
+		return &domain.Error{Code: domain.CodeBudget, NoRetry: true, Limit: &r,
+			Message: fmt.Sprintf("The %s budget of this %s does not cover this request. Lower the output cap, wait for the next period, or ask your operator to raise it.", period, owner)}
+	}
+	what := map[domain.LimitKind]string{
+		domain.LimitRPM: "requests per minute", domain.LimitTPM: "tokens per minute", domain.LimitInFlight: "requests in flight",
+	}[r.Kind]
+	e := &domain.Error{Code: domain.CodeRateLimited, Limit: &r, RetryAfter: min(r.RetryAfter, maxRetryAfter)}
+	if r.Kind == domain.LimitTPM && d.PromptTokens+d.OutputCap > r.Limit {
+		e.NoRetry, e.RetryAfter = true, 0
+		e.Message = fmt.Sprintf("This request needs %d tokens and the limit of this %s is %d per minute. Shorten the prompt or lower the output cap.", d.PromptTokens+d.OutputCap, owner, r.Limit)
+		return e
+	}
+	if e.RetryAfter <= 0 {
+		e.RetryAfter = time.Second
+	}
+	e.Message = fmt.Sprintf("This %s has reached its limit of %d %s. Try again later.", owner, r.Limit, what)
+	return e
+}

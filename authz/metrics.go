@@ -1,0 +1,53 @@
+package authz
+
+import (
+	"errors"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"keyway/domain"
+)
+
+// admittedLabel is the value of the label code for a request that was admitted.
+const admittedLabel = "admitted"
+
+// metrics are what authz counts. Labels are closed: code is admittedLabel or a domain.Code.
+type metrics struct {
+	checks         *prometheus.CounterVec
+	duration       prometheus.Histogram
+	refundsDropped prometheus.Counter
+}
+
+func newMetrics(r prometheus.Registerer) *metrics {
+	m := &metrics{
+		checks: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "keyway_authz_checks_total",
+			Help: "Requests checked, by code: admitted, or why a request was refused.",
+		}, []string{"code"}),
+		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "keyway_authz_check_duration_seconds",
+			Help:    "Time that admission added to a request, in seconds.",
+			Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1},
+		}),
+		refundsDropped: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "keyway_authz_refunds_dropped_total",
+			Help: "Uncertain reservations left to the sweeper because too many waited for the store.",
+		}),
+	}
+	r.MustRegister(m.checks, m.duration, m.refundsDropped)
+	return m
+}
+
+func (m *metrics) observe(err error, took time.Duration) {
+	label := admittedLabel
+	if err != nil {
+		label = string(domain.CodeInternal)
+		var known *domain.Error
+		if errors.As(err, &known) {
+			label = string(known.Code)
+		}
+	}
+	m.checks.WithLabelValues(label).Inc()
+	m.duration.Observe(took.Seconds())
+}

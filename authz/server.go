@@ -1,0 +1,313 @@
+package authz
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"sync/atomic"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	authv3 "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/genproto/googleapis/rpc/code"
+	"google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"keyway/config"
+	"keyway/domain"
+	"keyway/envoy"
+	"keyway/telemetry"
+	"keyway/wire"
+)
+
+const (
+	// recvBytes is the largest check request: the largest body that config
+	// allows (64 MiB) and room for headers.
+	recvBytes = 65 << 20
+	// DefaultBodyBytes bounds the request bodies that an instance has let in
+	// and that may still wait in front of the egress side (rule 2 of ARCHITECTURE §1).
+	DefaultBodyBytes = 256 << 20
+	// bodyHold is how long an admitted body that is to be patched counts:
+	// Envoy gives up on the egress side after 5 s.
+	bodyHold = 6 * time.Second
+	// checkTimeout ends a check that nobody waits for any more; a store that
+	// does not answer is noticed long before.
+	checkTimeout = 2 * time.Second
+)
+
+// KeyChanges tells which keys have changed: fn gets the hash, or "" when
+// changes may have been missed. It blocks until ctx ends.
+type KeyChanges interface {
+	WatchKeys(ctx context.Context, fn func(hash string)) error
+}
+
+// Options are what a Server needs; all of it is mandatory but BodyBytes, Now and Random.
+type Options struct {
+	Config       *config.Holder
+	Keys         Keys
+	KeyChanges   KeyChanges
+	Reservations Reservations
+	// Listener is where Envoy connects; the Server closes it.
+	Listener   net.Listener
+	Health     *telemetry.Health
+	Registerer prometheus.Registerer
+	Logger     *slog.Logger
+	// BodyBytes bounds request bodies in flight; 0 is DefaultBodyBytes.
+	BodyBytes int64
+	// StopTimeout bounds the wait for running checks at the stop; 0 is 5 s.
+	StopTimeout time.Duration
+	Now         func() time.Time
+	Random      func() float64
+}
+
+// Server is the authz service.
+type Server struct {
+	authv3.UnimplementedAuthorizationServer
+
+	config       *config.Holder
+	keyChanges   KeyChanges
+	reservations Reservations
+	listener     net.Listener
+	health       *telemetry.Health
+	logger       *slog.Logger
+	metrics      *metrics
+	stopTimeout  time.Duration
+	now          func() time.Time
+	random       func() float64
+
+	keys     *keyCache
+	refunds  *refunds
+	bodies   *bodyBudget
+	draining atomic.Bool
+}
+
+// New makes a Server; it does no I/O.
+func New(o Options) (*Server, error) {
+	keys, err := newKeyCache(o.Keys)
+	if err != nil {
+		return nil, fmt.Errorf("make key cache: %w", err)
+	}
+	m := newMetrics(o.Registerer)
+	s := &Server{
+		config: o.Config, keyChanges: o.KeyChanges, reservations: o.Reservations,
+		listener: o.Listener, health: o.Health, logger: o.Logger, metrics: m,
+		stopTimeout: o.StopTimeout, now: o.Now, random: o.Random,
+		keys:    keys,
+		refunds: newRefunds(o.Reservations, o.Logger, m.refundsDropped.Inc),
+		bodies:  &bodyBudget{limit: o.BodyBytes},
+	}
+	if s.stopTimeout == 0 {
+		s.stopTimeout = 5 * time.Second
+	}
+	if s.now == nil {
+		s.now = time.Now
+	}
+	if s.random == nil {
+		s.random = rand.Float64
+	}
+	if s.bodies.limit == 0 {
+		s.bodies.limit = DefaultBodyBytes
+	}
+	return s, nil
+}
+
+// Run serves until ctx ends: then it turns unready, refuses new checks, lets
+// running ones end and gives back what is uncertain.
+func (s *Server) Run(ctx context.Context) error {
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(recvBytes), grpc.NumStreamWorkers(grpcWorkers))
+	authv3.RegisterAuthorizationServer(server, s)
+	grpc_health_v1.RegisterHealthServer(server, s.health.GRPC())
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	group, groupCtx := errgroup.WithContext(background)
+	group.Go(func() error { s.refunds.run(groupCtx); return nil })
+	group.Go(func() error {
+		err := s.keyChanges.WatchKeys(groupCtx, s.keys.drop)
+		if groupCtx.Err() != nil {
+			return nil
+		}
+		return fmt.Errorf("watch key changes: %w", err)
+	})
+	group.Go(func() error {
+		defer stop()
+		if err := server.Serve(s.listener); err != nil {
+			return fmt.Errorf("serve ext_authz: %w", err)
+		}
+		return nil
+	})
+	group.Go(func() error {
+		select {
+		case <-ctx.Done():
+		case <-groupCtx.Done():
+		}
+		s.stop(server)
+		return nil
+	})
+	err := group.Wait()
+	s.keys.close()
+	return err
+}
+
+// grpcWorkers reuses goroutine stacks for checks; a few are enough on any machine.
+const grpcWorkers = 8
+
+func (s *Server) stop(server *grpc.Server) {
+	s.draining.Store(true)
+	s.health.Drain()
+	force := time.AfterFunc(s.stopTimeout, server.Stop)
+	server.GracefulStop()
+	force.Stop()
+}
+
+// Check implements envoy.service.auth.v3.Authorization.
+func (s *Server) Check(ctx context.Context, req *authv3.CheckRequest) (*authv3.CheckResponse, error) {
+	start := time.Now()
+	r := requestOf(req)
+	admitted, err := s.admit(ctx, r)
+	s.metrics.observe(err, time.Since(start))
+	if err != nil {
+		return s.denied(r, err), nil
+	}
+	response, err := admittedResponse(admitted)
+	if err != nil {
+		// Nothing has gone out yet: what was reserved goes back.
+		s.refunds.add(admitted.Decision)
+		return s.denied(r, err), nil
+	}
+	return response, nil
+}
+
+// admit bounds the bodies in flight around the check.
+func (s *Server) admit(ctx context.Context, r Request) (Admitted, error) {
+	if s.draining.Load() {
+		return Admitted{}, errDraining
+	}
+	size := int64(len(r.Body))
+	if !s.bodies.take(size) {
+		return Admitted{}, errOverload
+	}
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	admitted, err := s.check(ctx, r)
+	if err == nil && patched(admitted.Decision) {
+		time.AfterFunc(bodyHold, func() { s.bodies.give(size) })
+	} else {
+		s.bodies.give(size)
+	}
+	return admitted, err
+}
+
+func patched(d domain.Decision) bool {
+	for _, c := range d.Candidates {
+		if len(c.Patches) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func requestOf(req *authv3.CheckRequest) Request {
+	http := req.GetAttributes().GetRequest().GetHttp()
+	body := http.GetRawBody()
+	if body == nil {
+		body = []byte(http.GetBody())
+	}
+	return Request{
+		ID: http.GetHeaders()["x-request-id"], Method: http.GetMethod(), Target: http.GetPath(),
+		Headers: http.GetHeaders(), Body: body,
+	}
+}
+
+// denied writes the refusal in the client's dialect.
+func (s *Server) denied(r Request, err error) *authv3.CheckResponse {
+	e := domain.AsError(err)
+	var known *domain.Error
+	if !errors.As(err, &known) {
+		s.logger.Error("check failed", telemetry.RequestID(r.ID), telemetry.Err(err))
+	}
+	dialect := domain.DialectForPath(pathOf(r.Target))
+	headers := wire.ErrorHeaders(dialect, e)
+	headers = append(headers, requestIDHeaders(dialect, r.ID)...)
+	return &authv3.CheckResponse{
+		Status: &status.Status{Code: int32(code.Code_PERMISSION_DENIED)},
+		HttpResponse: &authv3.CheckResponse_DeniedResponse{DeniedResponse: &authv3.DeniedHttpResponse{
+			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(wire.Status(dialect, e.Code))},
+			Headers: headerOptions(headers),
+			Body:    string(wire.ErrorBody(dialect, e, r.ID)),
+		}},
+	}
+}
+
+func pathOf(target string) string {
+	for i := range len(target) {
+		if target[i] == '?' {
+			return target[:i]
+		}
+	}
+	return target
+}
+
+// requestIDHeaders names our request id where the dialect's SDKs read it.
+// x-request-id itself is set by Envoy on every answer.
+func requestIDHeaders(d domain.Dialect, id string) []wire.Header {
+	if d == domain.DialectAnthropic {
+		return []wire.Header{{Name: "request-id", Value: id}}
+	}
+	return nil
+}
+
+func headerOptions(headers []wire.Header) []*corev3.HeaderValueOption {
+	out := make([]*corev3.HeaderValueOption, len(headers))
+	for i, h := range headers {
+		out[i] = &corev3.HeaderValueOption{
+			Header:       &corev3.HeaderValue{Key: h.Name, Value: h.Value},
+			AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
+		}
+	}
+	return out
+}
+
+// admittedResponse hands the decision to Envoy.
+func admittedResponse(a Admitted) (*authv3.CheckResponse, error) {
+	encoded, err := envoy.EncodeDecision(a.Decision)
+	if err != nil {
+		return nil, err
+	}
+	groups := make([]*structpb.Value, len(a.Decision.Candidates))
+	for i, c := range a.Decision.Candidates {
+		groups[i] = structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
+			"name": structpb.NewStringValue(c.Channel),
+			"clusters": structpb.NewListValue(&structpb.ListValue{Values: []*structpb.Value{
+				structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
+					"cluster_name": structpb.NewStringValue(envoy.ClusterOf(c.Channel)),
+					"weight":       structpb.NewNumberValue(1),
+				}}),
+			}}),
+		}})
+	}
+	limits := []wire.Header{
+		{Name: envoy.HeaderMaxRetries, Value: fmt.Sprint(len(a.Decision.Candidates) - 1)},
+		{Name: envoy.HeaderPerTryTimeout, Value: fmt.Sprint(a.Decision.FirstByteLimit.Milliseconds())},
+	}
+	return &authv3.CheckResponse{
+		Status: &status.Status{Code: int32(code.Code_OK)},
+		HttpResponse: &authv3.CheckResponse_OkResponse{OkResponse: &authv3.OkHttpResponse{
+			Headers:              headerOptions(limits),
+			HeadersToRemove:      wire.CredentialHeaders,
+			ResponseHeadersToAdd: headerOptions(a.Headers),
+		}},
+		DynamicMetadata: &structpb.Struct{Fields: map[string]*structpb.Value{
+			envoy.MetadataGroups:   structpb.NewListValue(&structpb.ListValue{Values: groups}),
+			envoy.MetadataDialect:  structpb.NewStringValue(string(a.Decision.API.Dialect())),
+			envoy.MetadataDecision: structpb.NewStringValue(encoded),
+		}},
+	}, nil
+}
