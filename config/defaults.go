@@ -1,0 +1,127 @@
+package config
+
+import (
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	keywayv1 "keyway/api/keyway/v1"
+	"keyway/domain"
+)
+
+// The defaults of a configuration, each with its reason.
+const (
+	// DefaultAddress keeps a first start off the network: clear-text keys
+	// must not be accepted from afar by accident.
+	DefaultAddress = "127.0.0.1"
+	// DefaultPort is the customary port of a plain HTTP proxy; it needs no privilege.
+	DefaultPort = 8080
+	// DefaultMaxRequestBytes is 32 MiB: what the providers accept (Anthropic
+	// says 32 MB), so that the gateway is never the tighter bound.
+	DefaultMaxRequestBytes = 32 << 20
+	// DefaultDrainTime is how long the longest answers take: providers end a
+	// response after 10 minutes at the latest.
+	DefaultDrainTime = 600 * time.Second
+	// DefaultFirstByteLimit lets a reasoning model think for a minute before
+	// the next channel is tried.
+	DefaultFirstByteLimit = 60 * time.Second
+	// DefaultConnectTimeout is two round trips around the world for TCP and
+	// TLS with room for one lost packet.
+	DefaultConnectTimeout = 2 * time.Second
+	// DefaultAnthropicVersion is the only version that Anthropic's SDKs send.
+	DefaultAnthropicVersion = "2023-06-01"
+	// DefaultWeight shares traffic evenly among channels that do not say otherwise.
+	DefaultWeight = 1
+	// DefaultMaxOutput is reserved where a request sets no cap: the common
+	// default of chat models. More would refuse small budgets, less would
+	// let answers overrun what was reserved.
+	DefaultMaxOutput = 4096
+)
+
+// The words of closed text fields.
+const (
+	httpAuto = "auto"
+	http1    = "http1"
+	http2    = "http2"
+
+	streamUsageInject = "inject"
+	streamUsageLeave  = "leave"
+
+	schemeHTTPS = "https://"
+)
+
+// FillDefaults sets every field of cfg that was left out, and brings base URLs
+// to one form (no trailing slash). It changes cfg and may run again on its own
+// result without effect.
+func FillDefaults(cfg *keywayv1.Config) {
+	if cfg.Listener == nil {
+		cfg.Listener = new(keywayv1.Listener)
+	}
+	orDefault(&cfg.Listener.Address, DefaultAddress)
+	orDefault(&cfg.Listener.Port, DefaultPort)
+	if cfg.Limits == nil {
+		cfg.Limits = new(keywayv1.Limits)
+	}
+	orDefault(&cfg.Limits.MaxRequestBytes, DefaultMaxRequestBytes)
+	orDuration(&cfg.Limits.Lease, domain.DefaultLease)
+	orDuration(&cfg.Limits.DrainTime, DefaultDrainTime)
+	for _, p := range cfg.Providers {
+		fillProvider(p)
+	}
+	for _, c := range cfg.Channels {
+		orDefault(&c.Weight, DefaultWeight)
+		orDefault(&c.StreamUsage, streamUsageInject)
+		for _, m := range c.Models {
+			orDefault(&m.Upstream, m.Name)
+		}
+	}
+	for _, m := range cfg.Models {
+		fillModel(m)
+	}
+	for _, p := range cfg.Policies {
+		orDefault(&p.TimeZone, "UTC")
+	}
+}
+
+func fillProvider(p *keywayv1.Provider) {
+	p.BaseUrl = strings.TrimRight(p.BaseUrl, "/")
+	orDuration(&p.FirstByteLimit, DefaultFirstByteLimit)
+	orDuration(&p.ConnectTimeout, DefaultConnectTimeout)
+	orDefault(&p.AnthropicVersion, DefaultAnthropicVersion)
+	// Without TLS there is no ALPN to choose by, and HTTP/1.1 is what every
+	// plain-text server understands.
+	if strings.HasPrefix(strings.ToLower(p.BaseUrl), schemeHTTPS) {
+		orDefault(&p.Http, httpAuto)
+	} else {
+		orDefault(&p.Http, http1)
+	}
+}
+
+func fillModel(m *keywayv1.Model) {
+	if m.MaxOutput == 0 {
+		m.MaxOutput = DefaultMaxOutput
+		if m.ContextWindow > 0 {
+			m.MaxOutput = min(m.MaxOutput, m.ContextWindow)
+		}
+	}
+	for _, p := range m.Prices {
+		orDefault(&p.CacheRead, p.Input)
+		orDefault(&p.CacheWrite, p.Input)
+	}
+}
+
+func orDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// orDuration leaves an explicit zero alone: validation refuses it, since "no
+// limit" is not on offer.
+func orDuration(field **durationpb.Duration, value time.Duration) {
+	if *field == nil {
+		*field = durationpb.New(value)
+	}
+}

@@ -1,0 +1,174 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	keywayv1 "keyway/api/keyway/v1"
+	"keyway/domain"
+)
+
+// Snapshot is one version of a region's configuration in domain types. It is
+// shared by everyone who loaded it and must not be changed, its maps included.
+type Snapshot struct {
+	// Version is that of the RegionConfig it was compiled from; ≥ 1.
+	Version int64
+	Region  string
+	// MaxRequestBytes bounds a request body.
+	MaxRequestBytes int64
+	// Lease is how long holds live without renewal.
+	Lease    time.Duration
+	Models   map[string]domain.Model
+	Channels map[string]domain.Channel
+	Policies map[string]domain.Policy
+	// Identities maps an identity to the name of its policy; "" is none.
+	Identities map[string]string
+}
+
+var errNoVersion = errors.New("version must be 1 or more")
+
+// Compile makes the snapshot of rc, which it does not change. What cannot be
+// compiled is refused as a whole: the error is a *ValidationError for wrong
+// content. A model whose channels are all missing is kept, so that clients
+// learn that it is out of order and not that it does not exist.
+func Compile(rc *keywayv1.RegionConfig) (*Snapshot, error) {
+	if rc.GetVersion() < 1 {
+		return nil, fmt.Errorf("compile configuration: %w", errNoVersion)
+	}
+	cfg := proto.CloneOf(rc.GetConfig())
+	if cfg == nil {
+		cfg = new(keywayv1.Config)
+	}
+	FillDefaults(cfg)
+	var found problems
+	check(cfg, &found)
+	if err := found.err(); err != nil {
+		return nil, fmt.Errorf("compile configuration version %d: %w", rc.GetVersion(), err)
+	}
+	s := &Snapshot{
+		Version:         rc.GetVersion(),
+		Region:          cfg.Region,
+		MaxRequestBytes: int64(cfg.Limits.MaxRequestBytes),
+		Lease:           cfg.Limits.Lease.AsDuration(),
+		Policies:        make(map[string]domain.Policy, len(cfg.Policies)),
+		Identities:      make(map[string]string, len(cfg.Identities)),
+	}
+	providers := make(map[string]domain.Provider, len(cfg.Providers))
+	for _, p := range cfg.Providers {
+		providers[p.Name] = compileProvider(p)
+	}
+	s.Channels = compileChannels(cfg.Channels, providers)
+	s.Models = compileModels(cfg)
+	for _, p := range cfg.Policies {
+		s.Policies[p.Name] = compilePolicy(p)
+	}
+	for _, id := range cfg.Identities {
+		s.Identities[id.Id] = id.Policy
+	}
+	return s, nil
+}
+
+// The functions below run on checked content, so parse errors cannot occur.
+
+func compileProvider(p *keywayv1.Provider) domain.Provider {
+	out := domain.Provider{
+		Name:             p.Name,
+		FirstByteLimit:   p.FirstByteLimit.AsDuration(),
+		AnthropicVersion: p.AnthropicVersion,
+	}
+	for _, d := range p.Dialects {
+		out.Dialects = append(out.Dialects, domain.Dialect(d))
+	}
+	if u, err := url.Parse(p.BaseUrl); err == nil {
+		out.Authority, out.BasePath = authority(u), u.EscapedPath()
+	}
+	return out
+}
+
+// authority is the host, with its port unless that is the scheme's own: some
+// providers' front ends compare the Host header with their name.
+func authority(u *url.URL) string {
+	own := map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	if u.Port() != own {
+		return u.Host
+	}
+	return u.Host[:len(u.Host)-len(own)-1]
+}
+
+func compileChannels(channels []*keywayv1.Channel, providers map[string]domain.Provider) map[string]domain.Channel {
+	out := make(map[string]domain.Channel, len(channels))
+	for _, ch := range channels {
+		models := make(map[string]string, len(ch.Models))
+		for _, m := range ch.Models {
+			models[m.Name] = m.Upstream
+		}
+		out[ch.Name] = domain.Channel{
+			Name:         ch.Name,
+			Provider:     providers[ch.Provider],
+			SecretRef:    ch.Secret,
+			Priority:     int(ch.Priority),
+			Weight:       int(ch.Weight),
+			Slots:        ch.Slots,
+			Models:       models,
+			Organization: ch.Organization,
+			Project:      ch.Project,
+			InjectUsage:  ch.StreamUsage == streamUsageInject,
+		}
+	}
+	return out
+}
+
+func compileModels(cfg *keywayv1.Config) map[string]domain.Model {
+	servedBy := make(map[string][]string, len(cfg.Models))
+	for _, ch := range cfg.Channels {
+		for _, m := range ch.Models {
+			servedBy[m.Name] = append(servedBy[m.Name], ch.Name)
+		}
+	}
+	out := make(map[string]domain.Model, len(cfg.Models))
+	for _, m := range cfg.Models {
+		out[m.Name] = domain.Model{
+			Name:          m.Name,
+			ContextWindow: m.ContextWindow,
+			MaxOutput:     m.MaxOutput,
+			Price:         compilePrice(m.Prices[len(m.Prices)-1]),
+			Channels:      servedBy[m.Name],
+		}
+	}
+	return out
+}
+
+func compilePrice(p *keywayv1.Price) domain.Price {
+	return domain.Price{
+		Version:    p.Version,
+		Input:      micros(p.Input),
+		CacheRead:  micros(p.CacheRead),
+		CacheWrite: micros(p.CacheWrite),
+		Output:     micros(p.Output),
+	}
+}
+
+func compilePolicy(p *keywayv1.Policy) domain.Policy {
+	return domain.Policy{
+		Name:              p.Name,
+		RPM:               p.Rpm,
+		TPM:               p.Tpm,
+		InFlight:          p.InFlight,
+		BudgetDayMicros:   micros(p.BudgetDay),
+		BudgetMonthMicros: micros(p.BudgetMonth),
+		TimeZone:          p.TimeZone,
+	}
+}
+
+// micros reads a checked decimal; "" is 0.
+func micros(text string) int64 {
+	n, err := ParseMicros(text)
+	if err != nil {
+		return 0
+	}
+	return n
+}

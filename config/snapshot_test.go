@@ -1,0 +1,140 @@
+package config_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	keywayv1 "keyway/api/keyway/v1"
+	"keyway/config"
+	"keyway/domain"
+)
+
+func regionConfig(t *testing.T, version int64) *keywayv1.RegionConfig {
+	t.Helper()
+	cfg, err := config.Load("testdata/full.good.yaml")
+	require.NoError(t, err)
+	return &keywayv1.RegionConfig{Version: version, Config: cfg}
+}
+
+func TestCompile(t *testing.T) {
+	t.Parallel()
+	rc := regionConfig(t, 7)
+	before := proto.CloneOf(rc)
+	got, err := config.Compile(rc)
+	require.NoError(t, err)
+	assert.True(t, proto.Equal(before, rc))
+
+	vendor := domain.Provider{
+		Name:             "vendor",
+		Dialects:         []domain.Dialect{domain.DialectOpenAI, domain.DialectAnthropic},
+		Authority:        "LLM.example.com",
+		BasePath:         "/compat/v1",
+		FirstByteLimit:   90 * time.Second,
+		AnthropicVersion: "2025-01-01",
+	}
+	plain := domain.Provider{
+		Name: "plain", Dialects: []domain.Dialect{domain.DialectOpenAI}, Authority: "127.0.0.1:9000",
+		FirstByteLimit: time.Minute, AnthropicVersion: "2023-06-01",
+	}
+	assert.Equal(t, &config.Snapshot{
+		Version: 7, Region: "eu-1", MaxRequestBytes: 1 << 20, Lease: 20 * time.Second,
+		Models: map[string]domain.Model{
+			"team/model:latest": {
+				Name: "team/model:latest", ContextWindow: 200_000, MaxOutput: 8192,
+				Price:    domain.Price{Version: "2", Input: 2_500_000, CacheRead: 250_000, CacheWrite: 3_125_000, Output: 12_000_001},
+				Channels: []string{"vendor-a"},
+			},
+			"small": {
+				Name: "small", ContextWindow: 2048, MaxOutput: 2048,
+				Price: domain.Price{Version: "1"}, Channels: []string{"vendor-a", "plain-a"},
+			},
+		},
+		Channels: map[string]domain.Channel{
+			"vendor-a": {
+				Name: "vendor-a", Provider: vendor, SecretRef: "file:/run/secrets/vendor-a", Priority: 1, Weight: 3, Slots: 40,
+				Models:       map[string]string{"team/model:latest": "model-2026", "small": "small"},
+				Organization: "org-1", Project: "proj-1",
+			},
+			"plain-a": {
+				Name: "plain-a", Provider: plain, SecretRef: "env:PLAIN_KEY", Weight: 1,
+				Models: map[string]string{"small": "tiny"}, InjectUsage: true,
+			},
+		},
+		Policies: map[string]domain.Policy{
+			"team": {
+				Name: "team", RPM: 600, TPM: 200_000, InFlight: 20,
+				BudgetDayMicros: 25_000_000, BudgetMonthMicros: 500_000_000, TimeZone: "Europe/Berlin",
+			},
+			"empty": {Name: "empty", TimeZone: "UTC"},
+		},
+		Identities: map[string]string{"acme": "team", "user:42@example.com": ""},
+	}, got)
+}
+
+func TestCompileRefuses(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name  string
+		spoil func(*keywayv1.RegionConfig)
+		want  string
+	}{
+		{"no version", func(rc *keywayv1.RegionConfig) { rc.Version = 0 }, "version must be 1 or more"},
+		{"no content", func(rc *keywayv1.RegionConfig) { rc.Config = nil }, "region: is missing"},
+		{"bad decimal", func(rc *keywayv1.RegionConfig) { rc.Config.Models[0].Prices[0].Input = "x" }, `models[0].prices[0].input: "x" is not a decimal`},
+		{"dangling channel", func(rc *keywayv1.RegionConfig) { rc.Config.Providers = nil }, `channels[0].provider: "vendor" is not a provider`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			rc := regionConfig(t, 7)
+			tt.spoil(rc)
+			_, err := config.Compile(rc)
+			require.ErrorContains(t, err, tt.want)
+		})
+	}
+}
+
+func TestCompileKeepsModelWhoseChannelsAreWithheld(t *testing.T) {
+	t.Parallel()
+	rc := regionConfig(t, 1)
+	rc.Config.Channels = nil
+	require.ErrorContains(t, config.Validate(rc.Config), "no channel serves", "not for an operator's file")
+	s, err := config.Compile(rc)
+	require.NoError(t, err)
+	assert.Contains(t, s.Models, "small")
+	assert.Empty(t, s.Models["small"].Channels)
+}
+
+func TestHolder(t *testing.T) {
+	t.Parallel()
+	var h config.Holder
+	assert.Nil(t, h.Load())
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := h.Wait(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+
+	var early, late []int64
+	h.OnChange(func(s *config.Snapshot) { early = append(early, s.Version) })
+	waited := make(chan *config.Snapshot)
+	go func() {
+		s, err := h.Wait(t.Context())
+		assert.NoError(t, err)
+		waited <- s
+	}()
+	h.Set(&config.Snapshot{Version: 1})
+	assert.EqualValues(t, 1, (<-waited).Version)
+	h.OnChange(func(s *config.Snapshot) { late = append(late, s.Version) })
+	h.Set(&config.Snapshot{Version: 2})
+	assert.EqualValues(t, 2, h.Load().Version)
+	assert.Equal(t, []int64{1, 2}, early)
+	assert.Equal(t, []int64{1, 2}, late, "an observer begins with the one in force")
+	s, err := h.Wait(t.Context())
+	require.NoError(t, err)
+	assert.EqualValues(t, 2, s.Version)
+}

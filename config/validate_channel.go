@@ -1,0 +1,198 @@
+package config
+
+import (
+	"fmt"
+	"net/url"
+	"path"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	keywayv1 "keyway/api/keyway/v1"
+	"keyway/domain"
+)
+
+const (
+	minFirstByteLimit = 10 * time.Millisecond
+	maxFirstByteLimit = time.Hour
+	minConnectTimeout = 10 * time.Millisecond
+	maxConnectTimeout = time.Minute
+
+	maxUpstreamLength = 256
+	maxVersionLength  = 64
+	maxWeight         = 1_000_000
+	maxTokens         = 1 << 31 // usage above this is refused as nonsense
+
+	// maxPriceMicros is 100 000 currency units per million tokens: enough for
+	// the dearest model in the smallest currency, and small enough that 90
+	// million tokens in one request do not overflow the sum.
+	maxPriceMicros = 100_000 * microsPerUnit
+)
+
+func (c *checker) provider(at string, p *keywayv1.Provider) {
+	c.name(at+".name", p.Name, maxNameLength)
+	if len(p.Dialects) == 0 {
+		c.add(at+".dialects", "is missing; known: %s, %s", domain.DialectOpenAI, domain.DialectAnthropic)
+	}
+	var dialects []string
+	for i, d := range p.Dialects {
+		here := fmt.Sprintf("%s.dialects[%d]", at, i)
+		dialects = c.unique(dialects, here, d)
+		if !domain.Dialect(d).Valid() {
+			c.add(here, "%s is not a dialect; known: %s, %s", quote(d), domain.DialectOpenAI, domain.DialectAnthropic)
+		}
+	}
+	tls := c.baseURL(at+".base_url", p.BaseUrl)
+	c.duration(at+".first_byte_limit", p.FirstByteLimit, span{minFirstByteLimit, maxFirstByteLimit})
+	c.duration(at+".connect_timeout", p.ConnectTimeout, span{minConnectTimeout, maxConnectTimeout})
+	c.filePath(at+".ca_file", p.CaFile)
+	if p.CaFile != "" && tls == transportPlain {
+		c.add(at+".ca_file", "is only used with an https base_url")
+	}
+	switch p.Http {
+	case http1, http2:
+	case httpAuto:
+		if tls == transportPlain {
+			c.add(at+".http", "%q chooses by ALPN and needs an https base_url; use %q or %q", httpAuto, http1, http2)
+		}
+	default:
+		c.add(at+".http", "%s is not known; known: %s, %s, %s", quote(p.Http), httpAuto, http1, http2)
+	}
+	c.headerValue(at+".anthropic_version", p.AnthropicVersion)
+}
+
+// transport is what a base URL says about TLS.
+type transport int
+
+const (
+	transportUnknown transport = iota
+	transportPlain
+	transportTLS
+)
+
+// baseURL checks a base URL. No message repeats more than the scheme: people
+// do paste credentials into URLs.
+func (c *checker) baseURL(at, text string) transport {
+	if text == "" {
+		c.add(at, "is missing, such as \"https://api.openai.com/v1\"")
+		return transportUnknown
+	}
+	u, err := url.Parse(text)
+	if err != nil {
+		c.add(at, "is not a URL such as \"https://api.openai.com/v1\"")
+		return transportUnknown
+	}
+	kind := map[string]transport{"http": transportPlain, "https": transportTLS}[u.Scheme]
+	switch port, portErr := strconv.Atoi(u.Port()); {
+	case kind == transportUnknown:
+		c.add(at, "must start with https:// or http://")
+	case u.User != nil:
+		c.add(at, "must not hold a user or password; the channel's secret is the credential")
+	case u.Hostname() == "":
+		c.add(at, "has no host")
+	case u.Port() != "" && (portErr != nil || port < 1 || port > maxPort), strings.HasSuffix(u.Host, ":"):
+		c.add(at, "has no valid port; 1 to %d", maxPort)
+	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || strings.HasSuffix(text, "#"):
+		c.add(at, "must not hold a query or fragment")
+	case u.Path != "" && path.Clean(u.Path) != u.Path:
+		c.add(at, "has a path with empty, \".\" or \"..\" segments")
+	}
+	return kind
+}
+
+func (c *checker) channel(at string, ch *keywayv1.Channel) {
+	c.name(at+".name", ch.Name, maxNameLength)
+	c.reference(at+".provider", ch.Provider, reference{"provider", c.providers})
+	c.secretRef(at+".secret", ch.Secret)
+	if ch.Weight < 1 || ch.Weight > maxWeight {
+		c.add(at+".weight", "%d is out of range; 1 to %d", ch.Weight, maxWeight)
+	}
+	if ch.Slots < 0 || ch.Slots > maxLimit {
+		c.add(at+".slots", "%d is out of range; 0 (unlimited) to %d", ch.Slots, maxLimit)
+	}
+	if len(ch.Models) == 0 {
+		c.add(at+".models", "is missing; a channel serves at least one model")
+	}
+	var names []string
+	for i, m := range ch.Models {
+		here := fmt.Sprintf("%s.models[%d]", at, i)
+		c.reference(here+".name", m.Name, reference{"model", c.models})
+		names = c.unique(names, here+".name", m.Name)
+		if m.Name != "" {
+			c.opaque(here+".upstream", m.Upstream, maxUpstreamLength)
+		}
+	}
+	c.headerValue(at+".organization", ch.Organization)
+	c.headerValue(at+".project", ch.Project)
+	switch ch.StreamUsage {
+	case streamUsageInject, streamUsageLeave:
+	default:
+		c.add(at+".stream_usage", "%s is not known; known: %s, %s", quote(ch.StreamUsage), streamUsageInject, streamUsageLeave)
+	}
+}
+
+const (
+	secretEnv  = "env:"
+	secretFile = "file:"
+)
+
+var environmentName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
+
+// secretRef checks the form of a reference. Whatever is wrong with it, the
+// value is not repeated: it may be the secret.
+func (c *checker) secretRef(at, ref string) {
+	name, isEnv := strings.CutPrefix(ref, secretEnv)
+	file, isFile := strings.CutPrefix(ref, secretFile)
+	switch {
+	case ref == "":
+		c.add(at, "is missing; a reference such as \"env:NAME\" or \"file:PATH\"")
+	case isEnv && looksSecret(name) && secretPrefix.MatchString(name), !isEnv && !isFile && looksSecret(ref):
+		c.add(at, "looks like a secret itself; put it into an environment variable or a file and refer to it by \"env:NAME\" or \"file:PATH\"")
+	case isEnv && !environmentName.MatchString(name):
+		c.add(at, "does not name an environment variable; letters, digits and \"_\", such as \"env:OPENAI_KEY\"")
+	case isFile && file == "":
+		c.add(at, "names no file, such as \"file:secrets/openai\"")
+	case isFile:
+		c.filePath(at, file)
+	case !isEnv:
+		c.add(at, "is not a reference; use \"env:NAME\" or \"file:PATH\"")
+	}
+}
+
+func (c *checker) model(at string, m *keywayv1.Model) {
+	c.opaque(at+".name", m.Name, maxOpaqueLength)
+	if m.ContextWindow < 0 || m.ContextWindow > maxTokens {
+		c.add(at+".context_window", "%d is out of range; 0 (unknown) to %d", m.ContextWindow, int64(maxTokens))
+	}
+	switch {
+	case m.MaxOutput < 1 || m.MaxOutput > maxTokens:
+		c.add(at+".max_output", "%d is out of range; 1 to %d", m.MaxOutput, int64(maxTokens))
+	case m.ContextWindow > 0 && m.MaxOutput > m.ContextWindow:
+		c.add(at+".max_output", "%d is more than the context window of %d", m.MaxOutput, m.ContextWindow)
+	}
+	if len(m.Prices) == 0 {
+		c.add(at+".prices", "is missing; a model has at least one price version")
+	}
+	var versions []string
+	for i, p := range m.Prices {
+		here := fmt.Sprintf("%s.prices[%d]", at, i)
+		versions = c.unique(versions, here+".version", p.Version)
+		c.opaque(here+".version", p.Version, maxVersionLength)
+		c.price(here, p)
+	}
+}
+
+func (c *checker) price(at string, p *keywayv1.Price) {
+	for _, rate := range []struct{ field, value string }{
+		{".input", p.Input}, {".cache_read", p.CacheRead}, {".cache_write", p.CacheWrite}, {".output", p.Output},
+	} {
+		switch cached := rate.field == ".cache_read" || rate.field == ".cache_write"; {
+		case cached && rate.value == p.Input: // the default: input has been looked at
+		case rate.value == "":
+			c.add(at+rate.field, "is missing; currency per million tokens, such as \"2.50\"")
+		default:
+			c.amount(at+rate.field, rate.value, maxPriceMicros)
+		}
+	}
+}
