@@ -88,6 +88,17 @@ type Settlement struct {
 	Record UsageRecord
 }
 
+// SlotMove takes a request's slot from the channel that failed to the one that
+// is tried next.
+type SlotMove struct {
+	RequestID string
+	// From is the channel that is left; a zero Candidate is none.
+	From Candidate
+	To   Candidate
+	// Lease is how long the new slot lives without renewal.
+	Lease time.Duration
+}
+
 // SettleResult is what a settlement found.
 type SettleResult int
 
