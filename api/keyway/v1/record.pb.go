@@ -796,6 +796,69 @@ func (x *Attempt) GetStatus() int32 {
 	return 0
 }
 
+// Settlement is one end of a reservation that waits in extproc's journal for
+// the store to answer again.
+type Settlement struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Decision *Decision              `protobuf:"bytes,1,opt,name=decision,proto3" json:"decision,omitempty"`
+	// The channel whose slot is held; "" for none.
+	Channel       string       `protobuf:"bytes,2,opt,name=channel,proto3" json:"channel,omitempty"`
+	Record        *UsageRecord `protobuf:"bytes,3,opt,name=record,proto3" json:"record,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Settlement) Reset() {
+	*x = Settlement{}
+	mi := &file_keyway_v1_record_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Settlement) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Settlement) ProtoMessage() {}
+
+func (x *Settlement) ProtoReflect() protoreflect.Message {
+	mi := &file_keyway_v1_record_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Settlement.ProtoReflect.Descriptor instead.
+func (*Settlement) Descriptor() ([]byte, []int) {
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Settlement) GetDecision() *Decision {
+	if x != nil {
+		return x.Decision
+	}
+	return nil
+}
+
+func (x *Settlement) GetChannel() string {
+	if x != nil {
+		return x.Channel
+	}
+	return ""
+}
+
+func (x *Settlement) GetRecord() *UsageRecord {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
 var File_keyway_v1_record_proto protoreflect.FileDescriptor
 
 const file_keyway_v1_record_proto_rawDesc = "" +
@@ -881,7 +944,12 @@ const file_keyway_v1_record_proto_rawDesc = "" +
 	"\finput_tokens\x18\x1b \x01(\x03R\vinputTokens\";\n" +
 	"\aAttempt\x12\x18\n" +
 	"\achannel\x18\x01 \x01(\tR\achannel\x12\x16\n" +
-	"\x06status\x18\x02 \x01(\x05R\x06statusB\x1fZ\x1dkeyway/api/keyway/v1;keywayv1b\x06proto3"
+	"\x06status\x18\x02 \x01(\x05R\x06status\"\x87\x01\n" +
+	"\n" +
+	"Settlement\x12/\n" +
+	"\bdecision\x18\x01 \x01(\v2\x13.keyway.v1.DecisionR\bdecision\x12\x18\n" +
+	"\achannel\x18\x02 \x01(\tR\achannel\x12.\n" +
+	"\x06record\x18\x03 \x01(\v2\x16.keyway.v1.UsageRecordR\x06recordB\x1fZ\x1dkeyway/api/keyway/v1;keywayv1b\x06proto3"
 
 var (
 	file_keyway_v1_record_proto_rawDescOnce sync.Once
@@ -895,7 +963,7 @@ func file_keyway_v1_record_proto_rawDescGZIP() []byte {
 	return file_keyway_v1_record_proto_rawDescData
 }
 
-var file_keyway_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_keyway_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_keyway_v1_record_proto_goTypes = []any{
 	(*Decision)(nil),    // 0: keyway.v1.Decision
 	(*Rates)(nil),       // 1: keyway.v1.Rates
@@ -904,6 +972,7 @@ var file_keyway_v1_record_proto_goTypes = []any{
 	(*Patch)(nil),       // 4: keyway.v1.Patch
 	(*UsageRecord)(nil), // 5: keyway.v1.UsageRecord
 	(*Attempt)(nil),     // 6: keyway.v1.Attempt
+	(*Settlement)(nil),  // 7: keyway.v1.Settlement
 }
 var file_keyway_v1_record_proto_depIdxs = []int32{
 	1, // 0: keyway.v1.Decision.rates:type_name -> keyway.v1.Rates
@@ -911,11 +980,13 @@ var file_keyway_v1_record_proto_depIdxs = []int32{
 	3, // 2: keyway.v1.Decision.candidates:type_name -> keyway.v1.Candidate
 	4, // 3: keyway.v1.Candidate.patches:type_name -> keyway.v1.Patch
 	6, // 4: keyway.v1.UsageRecord.attempts:type_name -> keyway.v1.Attempt
-	5, // [5:5] is the sub-list for method output_type
-	5, // [5:5] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	0, // 5: keyway.v1.Settlement.decision:type_name -> keyway.v1.Decision
+	5, // 6: keyway.v1.Settlement.record:type_name -> keyway.v1.UsageRecord
+	7, // [7:7] is the sub-list for method output_type
+	7, // [7:7] is the sub-list for method input_type
+	7, // [7:7] is the sub-list for extension type_name
+	7, // [7:7] is the sub-list for extension extendee
+	0, // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_keyway_v1_record_proto_init() }
@@ -929,7 +1000,7 @@ func file_keyway_v1_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keyway_v1_record_proto_rawDesc), len(file_keyway_v1_record_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   7,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

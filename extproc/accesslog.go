@@ -1,0 +1,146 @@
+package extproc
+
+import (
+	"errors"
+	"io"
+	"time"
+
+	accesslogdatav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
+
+	"keyway/domain"
+	"keyway/envoy"
+	"keyway/telemetry"
+)
+
+// unwatchedDelay lets the watch side, of whichever replica, settle first: it
+// knows more than an access-log entry does.
+const unwatchedDelay = time.Second
+
+// logEntry is what one access-log entry says, in plain types.
+type logEntry struct {
+	decision domain.Decision
+	// status is what the client got; 0 for none.
+	status   int
+	attempts int
+	notes    string
+	// reached: the last attempt's connection to a provider was made.
+	reached bool
+	// byClient: the client's side ended first.
+	byClient bool
+	// clean: no flag and no detail tells of a break.
+	clean     bool
+	bodyBytes int64
+	endedAt   time.Time
+}
+
+// StreamAccessLogs implements envoy.service.accesslog.v3.AccessLogService.
+func (s *Server) StreamAccessLogs(stream accesslogv3.AccessLogService_StreamAccessLogsServer) error {
+	for {
+		msg, err := stream.Recv()
+		switch {
+		case errors.Is(err, io.EOF):
+			return stream.SendAndClose(&accesslogv3.StreamAccessLogsResponse{})
+		case err != nil:
+			return err
+		}
+		for _, raw := range msg.GetHttpLogs().GetLogEntry() {
+			if entry, ok := s.readEntry(raw); ok {
+				s.ended(entry)
+			}
+		}
+	}
+}
+
+// readEntry reads an entry; ok is false for a request that was never admitted.
+func (s *Server) readEntry(raw *accesslogdatav3.HTTPAccessLogEntry) (entry logEntry, ok bool) {
+	common := raw.GetCommonProperties()
+	metadata := common.GetMetadata().GetFilterMetadata()
+	decision, err := envoy.DecodeDecision(metadata[envoy.MetadataNamespace].GetFields()[envoy.MetadataDecision].GetStringValue())
+	if err != nil {
+		if !errors.Is(err, domain.ErrNotFound) {
+			s.logger.Error("access log entry without a readable decision", telemetry.Err(err))
+		}
+		return logEntry{}, false
+	}
+	flags := common.GetResponseFlags()
+	entry = logEntry{
+		decision:  decision,
+		status:    int(raw.GetResponse().GetResponseCode().GetValue()),
+		attempts:  int(common.GetUpstreamRequestAttemptCount()),
+		notes:     metadata[envoy.AttemptsNamespace].GetFields()[envoy.MetadataAttempts].GetStringValue(),
+		reached:   common.GetUpstreamRemoteAddress() != nil,
+		byClient:  flags.GetDownstreamConnectionTermination() || flags.GetDownstreamRemoteReset() || flags.GetDownstreamProtocolError(),
+		bodyBytes: int64(raw.GetResponse().GetResponseBodyBytes()),
+	}
+	entry.clean = !entry.byClient && raw.GetResponse().GetResponseCodeDetails() == detailsViaUpstream &&
+		!flags.GetUpstreamRemoteReset() && !flags.GetUpstreamConnectionTermination() && !flags.GetUpstreamProtocolError() && !flags.GetLocalReset()
+	if d := common.GetDuration(); d != nil && common.GetStartTime() != nil {
+		entry.endedAt = common.GetStartTime().AsTime().Add(d.AsDuration())
+	} else {
+		entry.endedAt = s.now()
+	}
+	return entry, true
+}
+
+// detailsViaUpstream is Envoy's word for an answer that an upstream gave.
+const detailsViaUpstream = "via_upstream"
+
+// ended takes the word of the access log: to the watch that waits for it, or,
+// where nobody watched, to a settlement.
+func (s *Server) ended(entry logEntry) {
+	id := entry.decision.RequestID
+	if s.ends.tell(id, ending{byClient: entry.byClient}) || s.recent.has(id) {
+		return
+	}
+	if entry.status == 0 {
+		// No response headers: nobody can have watched it.
+		s.settleEntry(entry)
+		return
+	}
+	if entry.clean {
+		// The watch side of another replica saw it to its end.
+		return
+	}
+	time.AfterFunc(unwatchedDelay, func() {
+		if !s.recent.has(id) {
+			s.settleEntry(entry)
+		}
+	})
+}
+
+// settleEntry settles by the access log alone: what was used is an estimate.
+func (s *Server) settleEntry(entry logEntry) {
+	d := entry.decision
+	r := recordOf(d, attemptsOf(d, entry.attempts, entry.notes))
+	r.Source, r.Status, r.EndedAt = domain.SourceEstimate, entry.status, entry.endedAt
+	switch {
+	case entry.byClient:
+		r.Outcome = domain.OutcomeCancelled
+	case entry.status == 0 || entry.status >= 400:
+		r.Outcome = domain.OutcomeFailed
+	default:
+		r.Outcome = domain.OutcomeUpstreamCut
+	}
+	switch {
+	case entry.status >= 400 || !entry.reached || r.Outcome == domain.OutcomeFailed:
+		// Nothing was delivered, or no provider ever saw the prompt.
+	default:
+		r.Usage = domain.Usage{InputUncached: d.PromptTokens, Output: unreadOutput(d, entry.bodyBytes)}
+	}
+	r.CostMicros = d.Price.CostMicros(r.Usage)
+	s.settle(domain.Settlement{Decision: d, Channel: lastCandidate(d, entry.attempts).Channel, Record: r})
+}
+
+// frameBytesPerToken is the length of one streamed chunk, which carries about
+// one token in some 180 bytes of JSON.
+const frameBytesPerToken = 180
+
+// unreadOutput estimates the output of a body that nobody read.
+func unreadOutput(d domain.Decision, bodyBytes int64) int64 {
+	per := int64(bytesPerToken)
+	if d.Stream {
+		per = frameBytesPerToken
+	}
+	return min(bodyBytes/per, d.OutputCap)
+}

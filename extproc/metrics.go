@@ -1,0 +1,108 @@
+package extproc
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"keyway/domain"
+)
+
+// metrics are what extproc counts. Labels are closed: outcome and source are
+// domain's, channel is configured, class is one of answerClass.
+type metrics struct {
+	requests      *prometheus.CounterVec
+	settlements   *prometheus.CounterVec
+	answers       *prometheus.CounterVec
+	tokens        *prometheus.CounterVec
+	costMicros    prometheus.Counter
+	ttft          prometheus.Histogram
+	added         *prometheus.HistogramVec
+	estimateRatio prometheus.Histogram
+	lost          prometheus.Counter
+}
+
+func newMetrics(r prometheus.Registerer, inFlight, journal func() float64) *metrics {
+	m := &metrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "keyway_extproc_requests_total",
+			Help: "Requests that ended, by outcome; the cancel rate is cancelled over all.",
+		}, []string{"outcome"}),
+		settlements: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "keyway_extproc_settlements_total",
+			Help: "Settlements by what the store found: done, already, unknown.",
+		}, []string{"result"}),
+		answers: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "keyway_extproc_upstream_answers_total",
+			Help: "Attempts by channel and class of answer: ok, 429, 4xx, 5xx, none.",
+		}, []string{"channel", "class"}),
+		tokens: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "keyway_extproc_tokens_total",
+			Help: "Tokens settled, by direction (input, output) and source (upstream, estimate).",
+		}, []string{"direction", "source"}),
+		costMicros: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "keyway_extproc_cost_micros_total",
+			Help: "Money settled, in millionths of the currency unit.",
+		}),
+		ttft: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "keyway_extproc_ttft_seconds",
+			Help:    "Time from admission to the first byte of the answer's body, in seconds.",
+			Buckets: []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120},
+		}),
+		added: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "keyway_extproc_added_latency_seconds",
+			Help:    "Time that one message took in this service, in seconds, by side: egress, watch.",
+			Buckets: []float64{.00001, .000025, .00005, .0001, .00025, .0005, .001, .0025, .005, .01, .1},
+		}, []string{"side"}),
+		estimateRatio: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "keyway_extproc_prompt_estimate_ratio",
+			Help:    "Prompt tokens estimated over prompt tokens reported by the provider.",
+			Buckets: []float64{.25, .5, .75, .9, 1, 1.05, 1.1, 1.2, 1.5, 2, 4},
+		}),
+		lost: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "keyway_extproc_settlements_lost_total",
+			Help: "Settlements that neither the store nor the journal took; the sweeper ends them as abandoned.",
+		}),
+	}
+	r.MustRegister(m.requests, m.settlements, m.answers, m.tokens, m.costMicros, m.ttft, m.added, m.estimateRatio, m.lost,
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "keyway_extproc_in_flight",
+			Help: "Requests whose holds this instance keeps alive.",
+		}, inFlight),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "keyway_extproc_journal_entries",
+			Help: "Settlements that wait in the journal for the store.",
+		}, journal),
+	)
+	return m
+}
+
+var settleResults = map[domain.SettleResult]string{
+	domain.SettleDone: "done", domain.SettleAlready: "already", domain.SettleUnknown: "unknown",
+}
+
+func (m *metrics) observeSettlement(r domain.UsageRecord, result domain.SettleResult) {
+	m.settlements.WithLabelValues(settleResults[result]).Inc()
+	if result == domain.SettleAlready {
+		return
+	}
+	m.requests.WithLabelValues(string(r.Outcome)).Inc()
+	for _, a := range r.Attempts {
+		m.answers.WithLabelValues(a.Channel, answerClass(a.Status)).Inc()
+	}
+	m.tokens.WithLabelValues("input", string(r.Source)).Add(float64(r.Usage.Input()))
+	m.tokens.WithLabelValues("output", string(r.Source)).Add(float64(r.Usage.Output))
+	m.costMicros.Add(float64(r.CostMicros))
+}
+
+func answerClass(status int) string {
+	switch {
+	case status == 0:
+		return "none"
+	case status == 429:
+		return "429"
+	case status >= 500:
+		return "5xx"
+	case status >= 400:
+		return "4xx"
+	}
+	return "ok"
+}

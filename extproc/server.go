@@ -1,0 +1,200 @@
+package extproc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+
+	"keyway/config"
+	"keyway/domain"
+	"keyway/envoy"
+	"keyway/secret"
+	"keyway/telemetry"
+)
+
+const (
+	// recvBytes is the largest message: a buffered request body of the largest
+	// size that config allows (64 MiB).
+	recvBytes = 65 << 20
+	// DefaultJournalBytes bounds the journal: some 50 000 settlements.
+	DefaultJournalBytes = 64 << 20
+	// grpcWorkers reuses goroutine stacks; a few give the best p99.
+	grpcWorkers = 8
+)
+
+// Secrets resolves references to SKs ("env:NAME", "file:PATH").
+type Secrets interface {
+	Resolve(ref string) (secret.Secret, error)
+}
+
+// Options are what a Server needs; all of it is mandatory but JournalBytes,
+// StopTimeout and Now.
+type Options struct {
+	Config  *config.Holder
+	Store   Store
+	Secrets Secrets
+	// Listener is where Envoy connects; the Server closes it.
+	Listener   net.Listener
+	Health     *telemetry.Health
+	Registerer prometheus.Registerer
+	Logger     *slog.Logger
+	// JournalFile holds settlements while the store is away.
+	JournalFile string
+	// JournalBytes bounds it; 0 is DefaultJournalBytes.
+	JournalBytes int64
+	// StopTimeout is how long running streams may go on at the stop; 0 is 30 s.
+	StopTimeout time.Duration
+	Now         func() time.Time
+}
+
+// Server is the extproc service.
+type Server struct {
+	extprocv3.UnimplementedExternalProcessorServer
+	accesslogv3.UnimplementedAccessLogServiceServer
+
+	config      *config.Holder
+	store       Store
+	secrets     Secrets
+	listener    net.Listener
+	health      *telemetry.Health
+	logger      *slog.Logger
+	metrics     *metrics
+	journalFile string
+	journalSize int64
+	stopTimeout time.Duration
+	now         func() time.Time
+
+	leases  *leases
+	ends    *ends
+	recent  *recent
+	journal *journal
+	// watches counts streams whose settlement is still due.
+	watches sync.WaitGroup
+}
+
+// New makes a Server; it does no I/O.
+func New(o Options) (*Server, error) {
+	s := &Server{
+		config: o.Config, store: o.Store, secrets: o.Secrets, listener: o.Listener,
+		health: o.Health, logger: o.Logger,
+		journalFile: o.JournalFile, journalSize: o.JournalBytes, stopTimeout: o.StopTimeout, now: o.Now,
+		leases: newLeases(o.Store, o.Logger), ends: newEnds(), recent: newRecent(),
+	}
+	if s.journalFile == "" {
+		return nil, errors.New("extproc needs a journal file")
+	}
+	if s.journalSize == 0 {
+		s.journalSize = DefaultJournalBytes
+	}
+	if s.stopTimeout == 0 {
+		s.stopTimeout = 30 * time.Second
+	}
+	if s.now == nil {
+		s.now = time.Now
+	}
+	s.metrics = newMetrics(o.Registerer, func() float64 { return float64(s.leases.len()) }, func() float64 {
+		if s.journal == nil {
+			return 0
+		}
+		return float64(s.journal.Len())
+	})
+	return s, nil
+}
+
+// Run serves until ctx ends: then it turns unready, lets streams run to the
+// deadline, settles what is open and lands the journal as far as the store answers.
+func (s *Server) Run(ctx context.Context) error {
+	j, err := openJournal(s.journalFile, s.journalSize)
+	if err != nil {
+		return errors.Join(err, s.listener.Close())
+	}
+	s.journal = j
+	if n := j.Len(); n > 0 {
+		s.logger.Info("journal holds settlements of an earlier run", slog.Int("count", n))
+	}
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(recvBytes), grpc.NumStreamWorkers(grpcWorkers))
+	extprocv3.RegisterExternalProcessorServer(server, s)
+	accesslogv3.RegisterAccessLogServiceServer(server, s)
+	grpc_health_v1.RegisterHealthServer(server, s.health.GRPC())
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	group, groupCtx := errgroup.WithContext(background)
+	group.Go(func() error { s.leases.run(groupCtx); return nil })
+	group.Go(func() error { s.replay(groupCtx); return nil })
+	group.Go(func() error {
+		defer stop()
+		if err := server.Serve(s.listener); err != nil {
+			return fmt.Errorf("serve ext_proc: %w", err)
+		}
+		return nil
+	})
+	group.Go(func() error {
+		select {
+		case <-ctx.Done():
+		case <-groupCtx.Done():
+		}
+		s.stop(server)
+		return nil
+	})
+	err = group.Wait()
+	s.landJournal()
+	return errors.Join(err, s.journal.Close())
+}
+
+// stop follows ARCHITECTURE §9: unready first, streams to a deadline, then
+// whatever is open is settled by the exits of their handlers.
+func (s *Server) stop(server *grpc.Server) {
+	s.health.Drain()
+	force := time.AfterFunc(s.stopTimeout, server.Stop)
+	server.GracefulStop()
+	force.Stop()
+	s.watches.Wait()
+}
+
+func (s *Server) landJournal() {
+	for s.replayOldest(context.Background()) {
+	}
+	if n := s.journal.Len(); n > 0 {
+		s.logger.Warn("settlements stay in the journal for the next start", slog.Int("count", n))
+	}
+}
+
+// Process implements envoy.service.ext_proc.v3.ExternalProcessor for both sides.
+func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error {
+	md, _ := metadata.FromIncomingContext(stream.Context())
+	decision, err := envoy.DecodeDecision(first(md, envoy.HeaderDecision))
+	known := err == nil
+	if err != nil && !errors.Is(err, domain.ErrNotFound) {
+		s.logger.Error("stream without a readable decision", telemetry.Err(err))
+	}
+	switch side := first(md, envoy.HeaderSide); side {
+	case envoy.SideEgress:
+		return s.processEgress(stream, egressStream{
+			decision: decision, known: known,
+			channel: first(md, envoy.HeaderChannel), attempt: first(md, envoy.HeaderAttempt),
+		})
+	case envoy.SideWatch:
+		return s.processWatch(stream, watchStream{decision: decision, known: known, notes: first(md, envoy.HeaderAttempts)})
+	default:
+		return fmt.Errorf("stream of unknown side %q", side)
+	}
+}
+
+func first(md metadata.MD, key string) string {
+	if v := md.Get(key); len(v) > 0 {
+		return v[0]
+	}
+	return ""
+}

@@ -1,0 +1,346 @@
+package extproc
+
+import (
+	"strconv"
+	"strings"
+	"time"
+
+	"keyway/domain"
+	"keyway/wire"
+)
+
+// answer is the head of a response on its way to the client.
+type answer struct {
+	status int
+	// headers are lower-case.
+	headers map[string][]string
+	// ended: there is no body.
+	ended bool
+	// fromUpstream is false for an answer that Envoy made itself.
+	fromUpstream bool
+	// attempts is how many attempts ran, as Envoy counts them.
+	attempts int
+	// notes are what the verdict scripts noted of attempts: "channel=status;" each.
+	notes string
+}
+
+func (a answer) header(name string) string {
+	if v := a.headers[name]; len(v) > 0 {
+		return v[0]
+	}
+	return ""
+}
+
+// watchPlan is what to do with a response.
+type watchPlan struct {
+	set    []wire.Header
+	remove []string
+	// body is true when the body is to be watched.
+	body bool
+	// replace, when not nil, takes the place of the whole response.
+	replace *domain.Error
+}
+
+// watch is one response being watched. One goroutine owns it.
+type watch struct {
+	server   *Server
+	decision domain.Decision
+	answer   answer
+	watcher  *wire.Watcher
+	begun    time.Time
+	// firstByte is zero until the first body byte passed.
+	firstByte time.Time
+	// forwarded counts body bytes that went on to the client.
+	forwarded int64
+	finished  bool
+	settled   bool
+}
+
+// begin reads the head of a response and says what to do with it. What is not
+// watched is settled here, since nothing more will be seen of it.
+func (s *Server) begin(d domain.Decision, a answer) (*watch, watchPlan) {
+	w := &watch{server: s, decision: d, answer: a, begun: s.now()}
+	plan := watchPlan{remove: strippedHeaders(a.headers), set: w.ownHeaders()}
+	format, watchable := bodyFormat(a)
+	switch {
+	case a.status >= 400:
+		plan.replace = replacement(a)
+		w.settle(domain.OutcomeFailed)
+	case a.ended || !watchable:
+		w.settle(domain.OutcomeSuccess)
+	default:
+		plan.body = true
+		w.watcher = wire.NewWatcher(wire.WatchOptions{
+			API: d.API, Format: format, RequestID: d.RequestID,
+			StripUsage: d.StripUsage && format == wire.FormatSSE && !w.compressed(),
+		})
+		if format == wire.FormatSSE {
+			// We may take out a chunk or add a frame: the length cannot stand.
+			plan.remove = append(plan.remove, "content-length")
+		}
+		s.leases.hold(leaseOf(d, w.slotHolder()), time.Time{})
+		s.ends.expect(d.RequestID)
+	}
+	return w, plan
+}
+
+// bodyFormat tells a body that can be read from one that is only passed on.
+func bodyFormat(a answer) (format wire.Format, watchable bool) {
+	media, _, _ := strings.Cut(a.header("content-type"), ";")
+	switch strings.ToLower(strings.TrimSpace(media)) {
+	case "text/event-stream":
+		return wire.FormatSSE, true
+	case "application/json":
+		return wire.FormatJSON, true
+	}
+	return wire.FormatJSON, false
+}
+
+// replacement is the error that stands for an upstream's answer which must not
+// be shown: a refusal of our own credential names it and misleads the client,
+// and a body that is not JSON breaks SDKs.
+func replacement(a answer) *domain.Error {
+	if !a.fromUpstream {
+		return nil
+	}
+	if a.status == 401 || a.status == 403 {
+		return &domain.Error{Code: domain.CodeUpstream,
+			Message: "The provider refused the gateway's own credential for this model. Give your operator the request id."}
+	}
+	if _, ok := bodyFormat(a); ok && !a.ended {
+		return nil
+	}
+	e := domain.Errorf(domain.CodeUpstream, "The provider answered with status %d. Try again.", a.status)
+	switch {
+	case a.status == 429:
+		e.Code, e.RetryAfter = domain.CodeRateLimited, time.Second
+	case a.status == 413:
+		e.Code, e.Message = domain.CodeTooLarge, "The provider refused the request body as too large. Send a smaller one."
+	case a.status == 404:
+		e.Code, e.Message = domain.CodeNotFound, "The provider does not know what this request asks for."
+	case a.status < 500:
+		e.Code, e.Message = domain.CodeInvalidRequest, "The provider refused the request. Check its parameters."
+	}
+	e.NoRetry = a.status < 500 && a.status != 429
+	return e
+}
+
+// strippedHeaders are those that tell of the provider's account.
+func strippedHeaders(headers map[string][]string) []string {
+	var out []string
+	for name := range headers {
+		if wire.StripResponseHeader(name) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// maxRetryAfterSeconds caps an upstream's Retry-After: some SDKs wait as long as they are told.
+const maxRetryAfterSeconds = 60
+
+// ownHeaders are the headers of the answer that Keyway says: our request id
+// where the dialect's SDKs read it, the provider's own one beside it.
+func (w *watch) ownHeaders() []wire.Header {
+	var set []wire.Header
+	if id := w.upstreamRequestID(); id != "" {
+		set = append(set, wire.Header{Name: headerUpstreamRequestID, Value: id})
+	}
+	if w.decision.API.Dialect() == domain.DialectAnthropic {
+		set = append(set, wire.Header{Name: "request-id", Value: w.decision.RequestID})
+	}
+	if n, err := strconv.Atoi(w.answer.header("retry-after")); err == nil && n > maxRetryAfterSeconds {
+		set = append(set, wire.Header{Name: "retry-after", Value: strconv.Itoa(maxRetryAfterSeconds)})
+	}
+	return set
+}
+
+// headerUpstreamRequestID carries the provider's request id to the client, for support cases.
+const headerUpstreamRequestID = "x-keyway-upstream-request-id"
+
+func (w *watch) upstreamRequestID() string {
+	if !w.answer.fromUpstream {
+		return ""
+	}
+	if id := w.answer.header("request-id"); id != "" {
+		return id
+	}
+	return w.answer.header("x-request-id")
+}
+
+// chunk watches p and returns what goes on to the client.
+func (w *watch) chunk(p []byte) []byte {
+	if len(p) > 0 && w.firstByte.IsZero() {
+		w.firstByte = w.server.now()
+	}
+	if w.compressed() {
+		w.forwarded += int64(len(p))
+		return p
+	}
+	out := w.watcher.Write(p)
+	w.forwarded += int64(len(out))
+	return out
+}
+
+// finish is the upstream's clean end. It returns what is still to go to the
+// client; end settles once that has been sent.
+func (w *watch) finish() []byte {
+	w.finished = true
+	if w.compressed() {
+		return nil
+	}
+	return w.watcher.Close()
+}
+
+// compressed: the provider ignored accept-encoding, so the body cannot be read.
+func (w *watch) compressed() bool {
+	encoding := w.answer.header("content-encoding")
+	return encoding != "" && encoding != "identity"
+}
+
+// end settles a watched response, whatever ended it.
+func (w *watch) end() {
+	if w.settled || w.watcher == nil {
+		return
+	}
+	result := w.watcher.Result()
+	switch {
+	case result.Failed:
+		w.settle(domain.OutcomeFailed)
+	case result.Terminal, w.finished && (w.compressed() || !w.isStream()):
+		// On a cut stream that had its end marker only the closing was not waited for.
+		w.settle(domain.OutcomeSuccess)
+	case w.finished:
+		w.settle(domain.OutcomeUpstreamCut)
+	default:
+		w.settle(w.whoCut())
+	}
+}
+
+// whoCut asks who left before the upstream's own end: the access log tells
+// within its flush interval.
+func (w *watch) whoCut() domain.Outcome {
+	if end, ok := w.server.ends.wait(w.decision.RequestID, endWait); ok && end.byClient {
+		return domain.OutcomeCancelled
+	}
+	return domain.OutcomeUpstreamCut
+}
+
+func (w *watch) isStream() bool {
+	format, _ := bodyFormat(w.answer)
+	return format == wire.FormatSSE
+}
+
+// endWait is how long a cut stream waits for the access log's word. Envoy
+// writes it within 50 ms of the end, and a settlement may take a second.
+const endWait = 700 * time.Millisecond
+
+// settle ends the request's reservation. Only the first call counts.
+func (w *watch) settle(outcome domain.Outcome) {
+	if w.settled {
+		return
+	}
+	w.settled = true
+	s := w.server
+	r := recordOf(w.decision, w.attempts())
+	r.Outcome, r.Status = outcome, w.answer.status
+	r.UpstreamRequestID = w.upstreamRequestID()
+	r.FirstByteAt, r.EndedAt = w.firstByte, s.now()
+	w.use(&r)
+	s.settle(domain.Settlement{Decision: w.decision, Channel: w.slotHolder().Channel, Record: r})
+}
+
+// use fills in what was used: the provider's word where there is one, an
+// estimate of what passed where there is none.
+func (w *watch) use(r *domain.UsageRecord) {
+	r.Source = domain.SourceEstimate
+	if w.watcher == nil {
+		if r.Outcome == domain.OutcomeSuccess {
+			r.Usage = domain.Usage{InputUncached: w.decision.PromptTokens}
+		}
+		r.CostMicros = w.decision.Price.CostMicros(r.Usage)
+		return
+	}
+	result := w.watcher.Result()
+	r.ModelServed, r.RawUsage = result.ModelServed, result.RawUsage
+	complete := r.Outcome == domain.OutcomeSuccess || r.Outcome == domain.OutcomeFailed
+	switch {
+	case result.HasUsage && (complete || result.Terminal):
+		r.Usage, r.Source = result.Usage, domain.SourceUpstream
+	case r.Outcome == domain.OutcomeFailed:
+		// A failed attempt's text is not output, and costs nothing.
+	case result.HasUsage:
+		r.Usage = result.Usage
+		r.Usage.Output = max(r.Usage.Output, w.outputEstimate(result))
+	default:
+		r.Usage = domain.Usage{InputUncached: w.decision.PromptTokens, Output: w.outputEstimate(result)}
+	}
+	r.CostMicros = w.decision.Price.CostMicros(r.Usage)
+	if r.Source == domain.SourceUpstream && w.decision.PromptTokens > 0 {
+		w.server.metrics.estimateRatio.Observe(float64(w.decision.PromptTokens) / float64(max(r.Usage.Input(), 1)))
+	}
+}
+
+// bytesPerToken is the length of a token in text that could not be read; 4 is
+// what vendors tell their users to reckon with.
+const bytesPerToken = 4
+
+func (w *watch) outputEstimate(result wire.Result) int64 {
+	if w.compressed() {
+		return min(w.forwarded/bytesPerToken, max(w.decision.OutputCap, 1))
+	}
+	return result.OutputTokensEstimate
+}
+
+// slotHolder is the candidate whose slot the request holds: that of the last
+// attempt, or of the first candidate before any ran.
+func (w *watch) slotHolder() domain.Candidate {
+	return lastCandidate(w.decision, w.answer.attempts)
+}
+
+func lastCandidate(d domain.Decision, attempts int) domain.Candidate {
+	c, ok := d.Candidate(min(max(attempts, 1), len(d.Candidates)))
+	if !ok {
+		return domain.Candidate{}
+	}
+	return c
+}
+
+// attempts lists the attempts that ran: the nth went to the nth candidate, and
+// the notes tell what those with an answer answered.
+func (w *watch) attempts() []domain.Attempt {
+	list := attemptsOf(w.decision, w.answer.attempts, w.answer.notes)
+	if n := len(list); n > 0 && w.answer.fromUpstream {
+		list[n-1].Status = w.answer.status
+	}
+	return list
+}
+
+func attemptsOf(d domain.Decision, count int, notes string) []domain.Attempt {
+	statuses := map[string]int{}
+	for note := range strings.SplitSeq(notes, ";") {
+		channel, status, ok := strings.Cut(note, "=")
+		if n, err := strconv.Atoi(status); ok && err == nil {
+			statuses[channel] = n
+		}
+	}
+	list := make([]domain.Attempt, 0, count)
+	for i := range min(count, len(d.Candidates)) {
+		name := d.Candidates[i].Channel
+		list = append(list, domain.Attempt{Channel: name, Status: statuses[name]})
+	}
+	return list
+}
+
+// recordOf begins the record of a request with what admission knew.
+func recordOf(d domain.Decision, attempts []domain.Attempt) domain.UsageRecord {
+	r := domain.UsageRecord{
+		RequestID: d.RequestID, KeyID: d.KeyID, Identity: d.Identity, API: d.API, Model: d.Model,
+		Attempt: len(attempts), Attempts: attempts, PriceVersion: d.Price.Version,
+		PromptTokensEstimate: d.PromptTokens, AdmittedAt: d.AdmittedAt,
+	}
+	if n := len(attempts); n > 0 {
+		r.Channel = attempts[n-1].Channel
+	}
+	return r
+}
