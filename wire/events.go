@@ -1,0 +1,184 @@
+package wire
+
+import (
+	"bytes"
+	"unicode/utf8"
+
+	"keyway/domain"
+)
+
+// event judges one event of a stream by what the scanner found in its data.
+func (w *Watcher) event(name []byte) {
+	if !w.scan.done() && !bytes.Equal(name, []byte("error")) {
+		return // no JSON, or cut off: nothing in it is to be believed
+	}
+	w.identify()
+	if seq, ok := parseCount(w.raw(slotSequence), maxCount); ok {
+		w.sequence = seq + 1
+	}
+	if w.isError(name) {
+		w.fail()
+	}
+	switch w.opts.API {
+	case domain.APIResponses:
+		w.responsesEvent(name)
+	case domain.APIMessages:
+		w.messagesEvent(name)
+	default:
+		w.use(w.raw(slotUsage))
+	}
+}
+
+// document judges an answer that is one JSON document.
+func (w *Watcher) document() {
+	w.identify()
+	w.result.Terminal = true
+	if w.isError(nil) || w.is(slotStatus, "failed") {
+		w.fail()
+	}
+	w.result.Incomplete = w.string(slotReason)
+	w.use(w.raw(slotUsage))
+}
+
+func (w *Watcher) responsesEvent(name []byte) {
+	switch {
+	case w.isType(name, "response.completed"):
+	case w.isType(name, "response.incomplete"):
+		w.result.Incomplete = w.string(slotReason)
+	case w.isType(name, "response.failed"):
+		w.fail()
+	default:
+		return
+	}
+	w.result.Terminal = true
+	w.use(w.raw(slotUsage))
+}
+
+func (w *Watcher) messagesEvent(name []byte) {
+	if raw := w.raw(slotStartUsage); w.tally.apply(raw) {
+		w.startRaw = append(w.startRaw[:0], raw...)
+		w.input = true
+	}
+	w.use(w.raw(slotUsage))
+	if w.isType(name, "message_stop") {
+		w.result.Terminal = true
+	}
+}
+
+// identify takes what names the answer; a later event that says otherwise wins.
+func (w *Watcher) identify() {
+	w.take(&w.result.UpstreamID, slotID)
+	w.take(&w.result.ModelServed, slotModel)
+	w.take(&w.result.ModelServed, slotFallback)
+	w.take(&w.result.ServiceTier, slotTier)
+}
+
+// use takes a usage object: the last one wins, field by field.
+func (w *Watcher) use(raw []byte) {
+	if !w.tally.apply(raw) {
+		return // null is "not yet"
+	}
+	w.hasUsage = true
+	w.lastRaw = append(w.lastRaw[:0], raw...)
+}
+
+// isError reports whether the event or document is an error instead of an answer.
+func (w *Watcher) isError(name []byte) bool {
+	k := w.scan.slots[slotError].kind
+	return k == '{' || k == '"' || w.isType(name, "error") || w.is(slotObject, "error")
+}
+
+// fail takes the error's fields, nested or flat. The first error stays.
+func (w *Watcher) fail() {
+	if w.result.Failed {
+		return
+	}
+	w.result.Failed, w.result.Terminal = true, true
+	e := &w.result.Error
+	e.Type, e.Code, e.Message = w.string(slotErrorType), w.string(slotErrorCode), w.string(slotErrorMessage)
+	if e.Type == "" && !w.is(slotType, "error") && !bytes.HasPrefix(w.raw(slotType), []byte(`"response.`)) {
+		e.Type = w.string(slotType)
+	}
+	if e.Code == "" {
+		e.Code = w.string(slotCode)
+	}
+	if e.Message == "" {
+		e.Message = w.string(slotMessage)
+	}
+	e.Type, e.Code, e.Message = cut(e.Type), cut(e.Code), cut(e.Message)
+}
+
+// cut bounds a text of the provider's to maxErrorMessage bytes of whole characters.
+func cut(s string) string {
+	if len(s) <= maxErrorMessage {
+		return s
+	}
+	n := maxErrorMessage
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n]
+}
+
+// isType compares an event's own name, or the type in its data, with want.
+func (w *Watcher) isType(name []byte, want string) bool {
+	return string(name) == want || w.is(slotType, want)
+}
+
+// is reports whether the slot holds the string want, which has nothing to escape.
+func (w *Watcher) is(slot int8, want string) bool {
+	raw := w.raw(slot)
+	return len(raw) == len(want)+2 && raw[0] == '"' && string(raw[1:len(raw)-1]) == want
+}
+
+// raw returns the slot's value as it came; nil when absent or too long.
+func (w *Watcher) raw(slot int8) []byte {
+	v := &w.scan.slots[slot]
+	if v.kind == 0 || v.over {
+		return nil
+	}
+	return v.raw
+}
+
+// string returns the slot's text: a string's characters (its beginning, when
+// it was too long), a number's digits, "" for all else.
+func (w *Watcher) string(slot int8) string {
+	v := &w.scan.slots[slot]
+	switch {
+	case v.kind == '"' && v.over:
+		return string(appendUnescaped(nil, v.raw[1:]))
+	case v.kind == '"' && len(v.raw) >= 2:
+		return string(appendUnescaped(nil, v.raw[1:len(v.raw)-1]))
+	case isDigit(v.kind) && !v.over:
+		return string(v.raw)
+	}
+	return ""
+}
+
+// take stores a slot's string where it says something new, so that a value
+// repeated in every event costs nothing.
+func (w *Watcher) take(to *string, slot int8) {
+	raw := w.raw(slot)
+	if len(raw) <= 2 || raw[0] != '"' || string(raw[1:len(raw)-1]) == *to {
+		return
+	}
+	*to = w.string(slot)
+}
+
+// choiceSet follows which of the choices of a chat stream have finished.
+type choiceSet struct{ seen, finished [2]uint64 }
+
+// done reports whether every choice that began has its finish reason.
+func (c *choiceSet) done() bool { return c.seen == c.finished && c.seen != [2]uint64{} }
+
+// choiceEnded is called by the scanner at the end of every element of choices.
+func (w *Watcher) choiceEnded() {
+	index, _ := parseCount(w.raw(slotIndex), maxN-1) // absent is the first
+	reason := w.raw(slotFinish)
+	c := &w.choices
+	c.seen[index/64] |= 1 << (index % 64)
+	if len(reason) > 2 && reason[0] == '"' {
+		c.finished[index/64] |= 1 << (index % 64)
+	}
+	w.scan.slots[slotIndex].kind, w.scan.slots[slotFinish].kind = 0, 0
+}

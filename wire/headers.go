@@ -1,0 +1,172 @@
+package wire
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"keyway/domain"
+)
+
+// maxRetryAfter is the longest wait that is ever asked of a client: some SDKs
+// obey any number, however large (PROTOCOLS §0.10).
+const maxRetryAfter = 60 * time.Second
+
+// The waits asked for where an error does not know its own.
+const (
+	defaultUnavailableWait = 2 * time.Second
+	defaultRateWait        = time.Second
+)
+
+// RequestIDHeader is the response header in which a dialect's SDK looks for the request id.
+func RequestIDHeader(d domain.Dialect) string {
+	if d == domain.DialectAnthropic {
+		return "request-id"
+	}
+	return "x-request-id"
+}
+
+// ErrorHeaders returns the headers of an error answer as name and value, but
+// for the request id and the limits.
+func ErrorHeaders(d domain.Dialect, e *domain.Error) [][2]string {
+	list := [][2]string{{"content-type", "application/json"}}
+	if hopeless(e) {
+		return append(list, [2]string{"x-should-retry", "false"})
+	}
+	wait := retryAfter(e)
+	if wait <= 0 {
+		return list
+	}
+	seconds := int64((wait + time.Second - 1) / time.Second)
+	millis := int64((wait + time.Millisecond - 1) / time.Millisecond)
+	return append(list,
+		[2]string{"retry-after", strconv.FormatInt(seconds, 10)},
+		[2]string{"retry-after-ms", strconv.FormatInt(millis, 10)})
+}
+
+// hopeless reports whether sending the same request again cannot succeed.
+func hopeless(e *domain.Error) bool {
+	switch e.Code {
+	case domain.CodeInvalidKey, domain.CodeKeyDisabled, domain.CodeKeyExpired, domain.CodeBudget:
+		return true
+	}
+	return e.NoRetry
+}
+
+func retryAfter(e *domain.Error) time.Duration {
+	wait := e.RetryAfter
+	if wait <= 0 && e.Limit != nil {
+		wait = e.Limit.RetryAfter
+	}
+	if wait <= 0 {
+		switch e.Code {
+		case domain.CodeUnavailable, domain.CodeNoChannel:
+			wait = defaultUnavailableWait
+		case domain.CodeRateLimited:
+			wait = defaultRateWait
+		}
+	}
+	return min(wait, maxRetryAfter)
+}
+
+// limitView is what a client is shown of one kind of limit.
+type limitView struct {
+	limit, remaining int64
+	reset            time.Duration
+}
+
+// LimitHeaders returns the limits of requests and of tokens as headers in the
+// dialect's own names. holds and adm belong together: adm.Remaining and
+// adm.Reset go by the order of holds. Of two limits of one kind, the one with
+// less remaining is shown. now is when adm was given.
+func LimitHeaders(d domain.Dialect, holds []domain.Hold, adm domain.Admission, now time.Time) [][2]string {
+	var list [][2]string
+	for _, k := range []struct {
+		kind domain.LimitKind
+		name string
+	}{{domain.LimitRPM, "requests"}, {domain.LimitTPM, "tokens"}} {
+		v, ok := tightest(k.kind, holds, adm)
+		if !ok {
+			continue
+		}
+		limit, remaining := strconv.FormatInt(v.limit, 10), strconv.FormatInt(v.remaining, 10)
+		if d == domain.DialectAnthropic {
+			prefix := "anthropic-ratelimit-" + k.name
+			list = append(list, [2]string{prefix + "-limit", limit}, [2]string{prefix + "-remaining", remaining},
+				[2]string{prefix + "-reset", now.Add(v.reset).UTC().Format(time.RFC3339)})
+			continue
+		}
+		list = append(list, [2]string{"x-ratelimit-limit-" + k.name, limit}, [2]string{"x-ratelimit-remaining-" + k.name, remaining},
+			[2]string{"x-ratelimit-reset-" + k.name, v.reset.Round(time.Millisecond).String()})
+	}
+	return list
+}
+
+func tightest(kind domain.LimitKind, holds []domain.Hold, adm domain.Admission) (v limitView, ok bool) {
+	for i, h := range holds {
+		if h.Kind != kind || i >= len(adm.Remaining) {
+			continue
+		}
+		c := limitView{limit: h.Limit, remaining: max(0, adm.Remaining[i])}
+		if i < len(adm.Reset) {
+			c.reset = adm.Reset[i]
+		}
+		if !ok || c.remaining < v.remaining {
+			v, ok = c, true
+		}
+	}
+	if r := adm.Refusal; r != nil && r.Kind == kind && (!ok || r.Remaining < v.remaining) {
+		return limitView{limit: r.Limit, remaining: max(0, r.Remaining), reset: r.RetryAfter}, true
+	}
+	return v, ok
+}
+
+// CredentialHeaders are the request headers in which a client may carry a key,
+// in lower case. All are removed from a request that goes to a provider.
+func CredentialHeaders() []string {
+	return []string{"authorization", "x-api-key", "api-key", "x-goog-api-key", "xi-api-key"}
+}
+
+// StripResponseHeader reports whether a provider's response header, in any
+// case, must not reach the client: it tells of the provider's account, its
+// limits or its edge, not of the answer (PROTOCOLS §0.15).
+func StripResponseHeader(name string) bool {
+	name = strings.ToLower(name)
+	switch name {
+	case "openai-organization", "openai-project", "anthropic-organization-id", "anthropic-workspace-id",
+		"set-cookie", "alt-svc":
+		return true
+	}
+	return slices.ContainsFunc(strippedPrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+}
+
+var strippedPrefixes = []string{
+	"x-ratelimit-", "anthropic-ratelimit-", "anthropic-priority-", "anthropic-fast-", "cf-",
+}
+
+// CleanQuery returns what of a request's raw query may go to a provider: the
+// flag beta of the Messages API. A key, or a model that contradicts the body's,
+// could stand in any other parameter.
+func CleanQuery(rawQuery string) string {
+	for pair := range strings.SplitSeq(rawQuery, "&") {
+		name, value, _ := strings.Cut(pair, "=")
+		if name == "beta" && plainValue(value) {
+			return pair
+		}
+	}
+	return ""
+}
+
+func plainValue(s string) bool {
+	for i := range len(s) {
+		switch charClasses[s[i]] {
+		case classLower, classUpper, classDigit:
+		default:
+			if s[i] != '-' && s[i] != '_' && s[i] != '.' {
+				return false
+			}
+		}
+	}
+	return true
+}

@@ -1,0 +1,491 @@
+package wire
+
+import (
+	"bytes"
+	"fmt"
+	"unicode/utf8"
+
+	"keyway/domain"
+)
+
+// UsageOption is what a request says in stream_options.include_usage.
+type UsageOption uint8
+
+// The states of the option; a null counts as unset.
+const (
+	UsageUnset UsageOption = iota
+	UsageTrue
+	UsageFalse
+)
+
+// Request is what a gateway must know of a client's request body. Peek makes
+// it; the spans inside refer to the very bytes Peek read.
+type Request struct {
+	API    domain.API
+	Model  string
+	Stream bool
+	// N is how many answers are asked for, 1 to 128; it is the greater of n and best_of.
+	N int64
+	// OutputCap, in tokens, is the largest cap the client set, times N. HasCap
+	// is false, and OutputCap 0, when it set none.
+	OutputCap int64
+	HasCap    bool
+	// PromptTokens is the estimate of the prompt, at least 1.
+	PromptTokens int64
+	IncludeUsage UsageOption
+	// PreviousResponseID is "" when absent.
+	PreviousResponseID string
+	// Conversation is the conversation's id; HasConversation also holds for
+	// one that was given without an id.
+	Conversation    string
+	HasConversation bool
+	Background      bool
+	// PromptCacheKey is the client's own hint for cache affinity; "" when absent.
+	PromptCacheKey string
+
+	bodyLen int64
+	// open is the offset after the root's opening brace.
+	open  int
+	model span
+	// options is the value of stream_options, zero when absent; its opening
+	// brace is followed by optionsOpen, and usage is include_usage's value.
+	options      span
+	optionsOpen  int
+	optionsEmpty bool
+	optionsNull  bool
+	usage        span
+}
+
+// span is a half-open range of the body; it is unset when both ends are 0.
+type span struct{ from, to int }
+
+func (s span) unset() bool { return s.to == 0 }
+
+// MaxModelLen is the longest model name, in bytes, that a request may carry.
+const MaxModelLen = 256
+
+const (
+	maxCap = 1 << 31
+	maxN   = 128
+)
+
+// Peek reads the body of a request for api once and strictly: what it saw is
+// what every other JSON reader sees, and whatever two readers could read
+// differently is refused. The error is a *domain.Error that names the field.
+func Peek(api domain.API, body []byte) (*Request, error) {
+	p := peeker{api: api, req: Request{API: api, N: 1, bodyLen: int64(len(body))}}
+	p.r.b = body
+	if !p.document() {
+		return nil, p.r.err
+	}
+	p.finish()
+	return &p.req, nil
+}
+
+type peeker struct {
+	r    reader
+	api  domain.API
+	req  Request
+	seen uint64
+	cap  int64
+	// est counts text; tokens are those that are known without an estimate of
+	// text: token ids, images, the frame around messages.
+	est    Estimator
+	tokens int64
+}
+
+func (p *peeker) document() bool {
+	r := &p.r
+	if bytes.HasPrefix(r.b, []byte("\xef\xbb\xbf")) {
+		return r.fail("it begins with a byte order mark")
+	}
+	if !utf8.Valid(r.b) {
+		r.i = firstInvalid(r.b)
+		return r.fail("a byte is not UTF-8")
+	}
+	r.space()
+	if r.peek() != '{' {
+		return r.fail("it does not begin with an object")
+	}
+	p.req.open = r.i + 1
+	if !r.members(p.member) {
+		return false
+	}
+	r.space()
+	if r.i != len(r.b) {
+		return r.fail("something follows the object")
+	}
+	if p.seen&(1<<fieldModel) == 0 {
+		return p.modelMissing()
+	}
+	return true
+}
+
+func firstInvalid(b []byte) int {
+	for i := 0; i < len(b); {
+		c, size := utf8.DecodeRune(b[i:])
+		if c == utf8.RuneError && size <= 1 {
+			return i
+		}
+		i += size
+	}
+	return len(b)
+}
+
+func (p *peeker) finish() {
+	q := &p.req
+	if q.HasCap {
+		q.OutputCap = p.cap * q.N
+	}
+	text := p.est.Tokens()
+	q.PromptTokens = max(1, p.tokens+int64(float64(text)*FamilyFactor(q.Model)))
+}
+
+// requestField is a top-level member that Peek reads or counts; each may stand once.
+type requestField uint8
+
+const (
+	fieldUnknown requestField = iota
+	fieldModel
+	fieldStream
+	fieldStreamOptions
+	fieldMaxTokens
+	fieldMaxCompletionTokens
+	fieldMaxOutputTokens
+	fieldN
+	fieldBestOf
+	fieldBackground
+	fieldPreviousResponse
+	fieldConversation
+	fieldCacheKey
+	fieldMessages
+	fieldInput
+	fieldPrompt
+	fieldInstructions
+	fieldSystem
+	fieldTools
+	fieldFunctions
+	fieldFormat
+	fieldText
+	fieldOutputConfig
+	// The fields below are not part of the prompt.
+	fieldUser
+	fieldMetadata
+	fieldServiceTier
+	fieldSafetyID
+	fieldInclude
+)
+
+func fieldOf(key []byte) requestField {
+	switch string(key) {
+	case "model":
+		return fieldModel
+	case "stream":
+		return fieldStream
+	case "stream_options":
+		return fieldStreamOptions
+	case "max_tokens":
+		return fieldMaxTokens
+	case "max_completion_tokens":
+		return fieldMaxCompletionTokens
+	case "max_output_tokens":
+		return fieldMaxOutputTokens
+	case "n":
+		return fieldN
+	case "best_of":
+		return fieldBestOf
+	case "background":
+		return fieldBackground
+	case "previous_response_id":
+		return fieldPreviousResponse
+	case "conversation":
+		return fieldConversation
+	case "prompt_cache_key":
+		return fieldCacheKey
+	}
+	return promptFieldOf(key)
+}
+
+func promptFieldOf(key []byte) requestField {
+	switch string(key) {
+	case "messages":
+		return fieldMessages
+	case "input":
+		return fieldInput
+	case "prompt":
+		return fieldPrompt
+	case "instructions":
+		return fieldInstructions
+	case "system":
+		return fieldSystem
+	case "tools":
+		return fieldTools
+	case "functions":
+		return fieldFunctions
+	case "response_format":
+		return fieldFormat
+	case "text":
+		return fieldText
+	case "output_config":
+		return fieldOutputConfig
+	case "user":
+		return fieldUser
+	case "metadata":
+		return fieldMetadata
+	case "service_tier":
+		return fieldServiceTier
+	case "safety_identifier":
+		return fieldSafetyID
+	case "include":
+		return fieldInclude
+	}
+	return fieldUnknown
+}
+
+func (p *peeker) member(key []byte) bool {
+	f := fieldOf(key)
+	if f != fieldUnknown {
+		if p.seen&(1<<f) != 0 {
+			return p.refuse(string(key), "is given twice; send it once")
+		}
+		p.seen |= 1 << f
+	}
+	switch f {
+	case fieldModel:
+		return p.readModel()
+	case fieldStream:
+		return p.readFlag("stream", &p.req.Stream)
+	case fieldStreamOptions:
+		return p.readStreamOptions()
+	case fieldMaxTokens, fieldMaxCompletionTokens, fieldMaxOutputTokens:
+		return p.readCap(string(key))
+	case fieldN, fieldBestOf:
+		return p.readN(string(key))
+	case fieldBackground:
+		return p.readFlag("background", &p.req.Background)
+	case fieldPreviousResponse:
+		return p.readString("previous_response_id", &p.req.PreviousResponseID)
+	case fieldConversation:
+		return p.readConversation()
+	case fieldCacheKey:
+		return p.readString("prompt_cache_key", &p.req.PromptCacheKey)
+	case fieldUser, fieldMetadata, fieldServiceTier, fieldSafetyID, fieldInclude:
+		return p.r.skip()
+	}
+	return p.countField(f)
+}
+
+// refuse sets the error of a field that is well-formed JSON and not acceptable.
+func (p *peeker) refuse(field, why string) bool {
+	p.r.err = domain.Errorf(domain.CodeInvalidRequest, "The field %q %s.", field, why)
+	p.r.err.Param = field
+	return false
+}
+
+func (p *peeker) wrongType(field, want string) bool {
+	got := "a number"
+	switch p.r.peek() {
+	case '"':
+		got = "a string"
+	case '{':
+		got = "an object"
+	case '[':
+		got = "an array"
+	case 't', 'f':
+		got = "a boolean"
+	case 'n':
+		got = "null"
+	}
+	if !p.r.skip() { // a value that is no JSON at all is the greater fault
+		return false
+	}
+	return p.refuse(field, fmt.Sprintf("must be %s, not %s", want, got))
+}
+
+func (p *peeker) modelMissing() bool {
+	p.r.err = domain.Errorf(domain.CodeModelMissing, "The field \"model\" is missing. Name the model that should answer.")
+	p.r.err.Param = "model"
+	return false
+}
+
+func (p *peeker) readModel() bool {
+	r := &p.r
+	switch r.peek() {
+	case 'n':
+		return r.word("null") && p.modelMissing()
+	case '"':
+	default:
+		return p.wrongType("model", "a string")
+	}
+	begin := r.i
+	t, ok := r.str()
+	if !ok {
+		return false
+	}
+	p.req.model = span{begin, r.i}
+	p.req.Model = r.plainText(t)
+	switch {
+	case p.req.Model == "":
+		return p.modelMissing()
+	case len(p.req.Model) > MaxModelLen:
+		return p.refuse("model", fmt.Sprintf("is longer than %d bytes", MaxModelLen))
+	}
+	return true
+}
+
+// plainText returns a string's text as a string of its own.
+func (r *reader) plainText(t text) string {
+	raw := r.b[t.from:t.to]
+	if t.escaped {
+		raw = appendUnescaped(nil, raw)
+	}
+	return string(raw)
+}
+
+// readFlag reads a boolean; null leaves it false.
+func (p *peeker) readFlag(field string, to *bool) bool {
+	switch p.r.peek() {
+	case 't':
+		*to = true
+		return p.r.word("true")
+	case 'f':
+		return p.r.word("false")
+	case 'n':
+		return p.r.word("null")
+	}
+	return p.wrongType(field, "true or false")
+}
+
+// readString reads a string; null leaves it empty.
+func (p *peeker) readString(field string, to *string) bool {
+	switch p.r.peek() {
+	case 'n':
+		return p.r.word("null")
+	case '"':
+		t, ok := p.r.str()
+		if ok {
+			*to = p.r.plainText(t)
+		}
+		return ok
+	}
+	return p.wrongType(field, "a string")
+}
+
+// readInt reads an integer from 0 up to limit; ok is false for null too.
+func (p *peeker) readInt(field string, limit int64) (n int64, given, ok bool) {
+	r := &p.r
+	c := r.peek()
+	if c == 'n' {
+		return 0, false, r.word("null")
+	}
+	if c != '-' && !isDigit(c) {
+		return 0, false, p.wrongType(field, "an integer")
+	}
+	begin := r.i
+	if !r.number() {
+		return 0, false, false
+	}
+	n, ok = parseCount(r.b[begin:r.i], limit)
+	if !ok {
+		return 0, false, p.refuse(field, fmt.Sprintf("must be an integer from 0 to %d", limit))
+	}
+	return n, true, true
+}
+
+// parseCount reads plain decimal digits as a number up to limit.
+func parseCount(digits []byte, limit int64) (n int64, ok bool) {
+	const enough = 15 // digits that cannot overflow
+	if len(digits) == 0 || len(digits) > enough {
+		return 0, false
+	}
+	for _, c := range digits {
+		if !isDigit(c) {
+			return 0, false
+		}
+		n = n*10 + int64(c-'0')
+	}
+	return n, n <= limit
+}
+
+func (p *peeker) readCap(field string) bool {
+	n, given, ok := p.readInt(field, maxCap)
+	if given {
+		p.req.HasCap = true
+		p.cap = max(p.cap, n)
+	}
+	return ok
+}
+
+func (p *peeker) readN(field string) bool {
+	n, given, ok := p.readInt(field, maxN)
+	if given && n < 1 {
+		return p.refuse(field, fmt.Sprintf("must be an integer from 1 to %d", maxN))
+	}
+	p.req.N = max(p.req.N, n)
+	return ok
+}
+
+func (p *peeker) readConversation() bool {
+	switch p.r.peek() {
+	case 'n':
+		return p.r.word("null")
+	case '"', '{':
+	default:
+		return p.wrongType("conversation", "a string or an object")
+	}
+	p.req.HasConversation = true
+	if p.r.peek() == '"' {
+		return p.readString("conversation", &p.req.Conversation)
+	}
+	known := false
+	return p.r.members(func(key []byte) bool {
+		if string(key) != "id" {
+			return p.r.skip()
+		}
+		if known {
+			return p.refuse("conversation.id", "is given twice; send it once")
+		}
+		known = true
+		return p.readString("conversation.id", &p.req.Conversation)
+	})
+}
+
+func (p *peeker) readStreamOptions() bool {
+	r, q := &p.r, &p.req
+	begin := r.i
+	switch r.peek() {
+	case 'n':
+		q.optionsNull = true
+		ok := r.word("null")
+		q.options = span{begin, r.i}
+		return ok
+	case '{':
+	default:
+		return p.wrongType("stream_options", "an object")
+	}
+	q.optionsOpen, q.optionsEmpty = r.i+1, true
+	ok := r.members(func(key []byte) bool {
+		q.optionsEmpty = false
+		if string(key) != "include_usage" {
+			return r.skip()
+		}
+		if !q.usage.unset() {
+			return p.refuse("stream_options.include_usage", "is given twice; send it once")
+		}
+		return p.readIncludeUsage()
+	})
+	q.options = span{begin, r.i}
+	return ok
+}
+
+func (p *peeker) readIncludeUsage() bool {
+	begin := p.r.i
+	state := map[byte]UsageOption{'t': UsageTrue, 'f': UsageFalse}[p.r.peek()]
+	var given bool
+	if !p.readFlag("stream_options.include_usage", &given) {
+		return false
+	}
+	p.req.IncludeUsage = state
+	p.req.usage = span{begin, p.r.i}
+	return true
+}

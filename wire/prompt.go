@@ -1,0 +1,219 @@
+package wire
+
+import (
+	"bytes"
+	"unicode/utf8"
+
+	"keyway/domain"
+)
+
+// What the frame around a prompt costs, in tokens (PROTOCOLS §9).
+const (
+	tokensPerMessage = 4
+	tokensPerMember  = 2 // the quotes, colon and comma of a schema's key
+)
+
+// place says what the values being counted are part of.
+type place uint8
+
+const (
+	inPrompt place = iota
+	// inSchema: the keys count too, because the model is shown the JSON.
+	inSchema
+	// inImage: a url is that of an image.
+	inImage
+)
+
+// countField counts a top-level member. An unknown one counts as prompt:
+// whatever it is, it may not smuggle text past the estimate.
+func (p *peeker) countField(f requestField) bool {
+	switch f {
+	case fieldMessages, fieldInput:
+		if p.r.peek() == '[' {
+			return p.r.elements(p.countMessage)
+		}
+	case fieldTools, fieldFunctions, fieldFormat, fieldText, fieldOutputConfig:
+		return p.count(inSchema)
+	}
+	return p.count(inPrompt)
+}
+
+func (p *peeker) countMessage() bool {
+	if p.r.peek() == '{' {
+		p.tokens += tokensPerMessage
+	}
+	return p.count(inPrompt)
+}
+
+func (p *peeker) count(in place) bool {
+	r := &p.r
+	switch r.peek() {
+	case '{':
+		if in == inSchema {
+			return r.members(p.countSchemaMember)
+		}
+		return p.countObject(in)
+	case '[':
+		return r.elements(func() bool { return p.count(in) })
+	case '"':
+		t, ok := r.str()
+		if ok {
+			p.countText(t)
+		}
+		return ok
+	}
+	p.tokens++ // a number is one token; in an embeddings input it is one exactly
+	return r.scalar()
+}
+
+func (p *peeker) countSchemaMember(key []byte) bool {
+	p.est.Feed(key)
+	p.est.Break()
+	p.tokens += tokensPerMember
+	return p.count(inSchema)
+}
+
+// countText counts the characters a JSON string stands for.
+func (p *peeker) countText(t text) {
+	raw := p.r.b[t.from:t.to]
+	if !t.escaped {
+		p.est.Feed(raw)
+		p.est.Break()
+		return
+	}
+	var plain [utf8.UTFMax]byte
+	for len(raw) > 0 {
+		k := bytes.IndexByte(raw, '\\')
+		if k < 0 {
+			p.est.Feed(raw)
+			break
+		}
+		p.est.Feed(raw[:k])
+		c, size := nextEscape(raw[k:])
+		p.est.Feed(plain[:utf8.EncodeRune(plain[:], c)])
+		raw = raw[k+size:]
+	}
+	p.est.Break()
+}
+
+// part is what is known of one object of a prompt once all its members were read.
+type part struct {
+	data   text
+	has    bool
+	base64 bool // type says so
+	plain  bool // type or media type says text
+	typed  bool // some member names the kind of the data
+}
+
+func (p *peeker) countObject(in place) bool {
+	var o part
+	if !p.r.members(func(key []byte) bool { return p.countMember(in, key, &o) }) {
+		return false
+	}
+	if !o.has {
+		return true
+	}
+	if o.base64 || (o.typed && !o.plain) {
+		p.tokens += mediaTokens(p.api, p.r.b[o.data.from:o.data.to])
+		return true
+	}
+	p.countText(o.data)
+	return true
+}
+
+func (p *peeker) countMember(in place, key []byte, o *part) bool {
+	r := &p.r
+	isString := r.peek() == '"'
+	switch string(key) {
+	case "role", "id", "call_id", "tool_call_id", "tool_use_id", "status", "cache_control", "detail":
+		return r.skip() // names for the machine; the frame around a message is counted as such
+	case "input", "arguments", "input_schema", "parameters", "schema":
+		return p.count(inSchema)
+	case "image_url", "file_data":
+		if isString {
+			return p.countReference(inImage)
+		}
+		return p.count(inImage)
+	case "source", "input_audio":
+		if !isString {
+			return p.count(inImage)
+		}
+	case "url":
+		if isString {
+			return p.countReference(in)
+		}
+	case "file_id":
+		p.tokens += imageCap(p.api)
+		return r.skip()
+	case "signature", "encrypted_content":
+		return p.countOpaque()
+	case "type", "media_type", "mime_type", "format":
+		if isString {
+			return p.noteType(o, string(key) == "type")
+		}
+	case "data":
+		if isString {
+			if o.has {
+				p.countText(o.data) // a second one does not hide the first
+			}
+			t, ok := r.str()
+			o.data, o.has = t, true
+			return ok
+		}
+	}
+	return p.count(in)
+}
+
+// noteType remembers what an object's type members say about its data.
+func (p *peeker) noteType(o *part, isType bool) bool {
+	t, ok := p.r.str()
+	if !ok {
+		return false
+	}
+	value := p.r.b[t.from:t.to]
+	switch {
+	case isType && string(value) == "base64":
+		o.base64 = true
+	case isType && string(value) == "text", !isType && bytes.HasPrefix(value, []byte("text/")):
+		o.plain = true
+	case !isType:
+		o.typed = true
+	}
+	return true
+}
+
+// countReference counts a string that may be an image's URL or hold media itself.
+func (p *peeker) countReference(in place) bool {
+	t, ok := p.r.str()
+	if !ok {
+		return false
+	}
+	value := p.r.b[t.from:t.to]
+	switch n, inline := inlineTokens(p.api, value); {
+	case inline:
+		p.tokens += n
+	case in == inImage:
+		p.tokens += imageCap(p.api)
+	default:
+		p.countText(t)
+	}
+	return true
+}
+
+// countOpaque counts what the model's maker signed or sealed: it goes back as
+// it came and stands for far fewer tokens than its base64 would have as text.
+func (p *peeker) countOpaque() bool {
+	const bytesPerToken = 8
+	begin := p.r.i
+	ok := p.r.skip()
+	p.tokens += int64(p.r.i-begin) / bytesPerToken
+	return ok
+}
+
+// imageCap is what an image of unknown size may cost at most.
+func imageCap(api domain.API) int64 {
+	if api.Dialect() == domain.DialectAnthropic {
+		return anthropicImageCap
+	}
+	return openAIImageCap
+}

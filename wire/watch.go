@@ -1,0 +1,277 @@
+package wire
+
+import (
+	"bytes"
+	"slices"
+
+	"keyway/domain"
+	"keyway/wire/sse"
+)
+
+// Format is how an answer's body is laid out; it follows from its content type.
+type Format uint8
+
+// The formats of an answer.
+const (
+	FormatSSE  Format = iota + 1 // text/event-stream
+	FormatJSON                   // application/json
+)
+
+// WatchOptions says what a Watcher is to watch.
+type WatchOptions struct {
+	API    domain.API
+	Format Format
+	// StripUsage takes the usage chunk out of a chat or completions stream: the
+	// provider was asked for it by us, not by the client.
+	StripUsage bool
+	// RequestID is ours, for the error frame of a broken stream.
+	RequestID string
+}
+
+// Watcher reads one answer while its bytes pass to the client. Memory is
+// bounded whatever the answer holds. A Watcher is confined to one goroutine.
+type Watcher struct {
+	opts  WatchOptions
+	split sse.Splitter
+	scan  scanner
+	text  Estimator
+	strip stripper
+
+	// state of the frame being read
+	prefix     [len(doneMark)]byte
+	prefixLen  int
+	frameBegun bool
+
+	// what is known of the answer so far
+	tally    tally
+	hasUsage bool
+	input    bool
+	result   Result
+	startRaw []byte // usage object of message_start
+	lastRaw  []byte // usage object that came last
+	choices  choiceSet
+	sequence int64 // next sequence_number of a Responses stream
+	closed   bool
+}
+
+// StreamError is an error that came inside an answer, in the provider's words.
+type StreamError struct {
+	Type string
+	Code string
+	// Message is cut at maxErrorMessage bytes. It must not be logged with the key or the prompt.
+	Message string
+}
+
+// Result is what a Watcher knows. Strings are "" when the answer did not say.
+type Result struct {
+	Usage domain.Usage
+	// HasUsage is true when Usage is the provider's own count of the answer as
+	// far as it came. When false, Usage may still hold the input side.
+	HasUsage bool
+	// InputExact is true when the input side of Usage is the provider's count.
+	InputExact bool
+	// RawUsage is the usage as it came, JSON; nil for none. A Messages stream
+	// tells it in two events, which are joined: {"message_start":…,"message_delta":…}.
+	RawUsage    []byte
+	ModelServed string
+	ServiceTier string
+	// UpstreamID is the provider's id of the response or message.
+	UpstreamID string
+	// Terminal is true when the answer came to its own end: an end marker, a
+	// finish reason for every choice, a terminal event, an error, or the end of
+	// the JSON document.
+	Terminal bool
+	// Failed is true when the answer reported an error or a failed response.
+	Failed bool
+	Error  StreamError
+	// Incomplete is why a Responses answer stopped early, such as
+	// "max_output_tokens"; it is no failure.
+	Incomplete string
+	// OutputTokensEstimate counts the text that was generated, without errors,
+	// in the vocabulary of the model served.
+	OutputTokensEstimate int64
+	// FirstOutput is true once any text was generated.
+	FirstOutput bool
+}
+
+// Count returns what to settle by: the provider's usage, or else an estimate of
+// the exact input (promptTokens where unknown) and the text that came.
+func (r *Result) Count(promptTokens int64) (domain.Usage, domain.Source) {
+	if r.HasUsage {
+		return r.Usage, domain.SourceUpstream
+	}
+	u := domain.Usage{InputUncached: promptTokens}
+	if r.InputExact {
+		u = r.Usage
+	}
+	u.Output, u.Reasoning = r.OutputTokensEstimate, 0
+	return u, domain.SourceEstimate
+}
+
+const (
+	doneMark        = "[DONE]"
+	maxErrorMessage = 1 << 10
+)
+
+// NewWatcher makes a Watcher for one answer. An API that is not watched passes unseen.
+func NewWatcher(o WatchOptions) *Watcher {
+	w := &Watcher{opts: o}
+	w.scan.paths = pathsFor(o.API, o.Format)
+	w.scan.text = &w.text
+	w.scan.closed = w.choiceEnded
+	w.scan.reset()
+	streamed := o.Format == FormatSSE && (o.API == domain.APIChat || o.API == domain.APICompletions)
+	w.strip.on = o.StripUsage && streamed
+	return w
+}
+
+// Write takes the next bytes of the answer and returns those to forward now.
+// The result aliases p, or a buffer of the Watcher that the next call reuses.
+// Without StripUsage it is always p itself, with every byte of it.
+func (w *Watcher) Write(p []byte) []byte {
+	if w.scan.paths == nil || len(p) == 0 {
+		return p
+	}
+	if w.opts.Format == FormatJSON {
+		w.scan.feed(p)
+		if w.scan.done() && !w.closed {
+			w.closed = true
+			w.document()
+		}
+		return p
+	}
+	w.split.Feed(p, events{w})
+	if !w.strip.on {
+		return p
+	}
+	if open, ok := w.split.Open(); ok {
+		return w.strip.pass(p, open.Start)
+	}
+	return w.strip.pass(p, nothingOpen)
+}
+
+// Close tells that the answer ended cleanly and returns the last bytes to
+// forward: what was held back and, for an event stream that broke off before
+// its end, an error frame that every SDK of the dialect raises. It must not be
+// called for an answer that was reset: that is passed on as a reset. The
+// result is valid for good.
+func (w *Watcher) Close() []byte {
+	if w.opts.Format != FormatSSE || w.scan.paths == nil || w.closed {
+		return nil
+	}
+	w.closed = true
+	w.split.Close(events{w})
+	terminator := w.split.Terminator()
+	if open, ok := w.split.Open(); ok && w.complete() {
+		w.frame(open) // only its blank line is missing
+		if w.strip.droppedTo(open.End) {
+			terminator = "" // and the line that it would have ended is gone
+		}
+	}
+	rest := slices.Clone(w.strip.pass(nil, nothingOpen))
+	if w.terminal() || w.opts.API == domain.APIEmbeddings {
+		return rest
+	}
+	rest = append(rest, terminator...)
+	return append(rest, ErrorFrame(w.opts.API, errCutShort(), FrameContext{RequestID: w.opts.RequestID, Sequence: w.sequence})...)
+}
+
+// complete reports whether the open frame's data is whole.
+func (w *Watcher) complete() bool {
+	return w.scan.done() || w.isDoneMark()
+}
+
+func errCutShort() *domain.Error {
+	return &domain.Error{
+		Code:    domain.CodeUpstream,
+		Message: "The provider ended the stream before the answer was complete. Send the request again.",
+	}
+}
+
+// AtBoundary reports whether a heartbeat may follow the bytes forwarded so far.
+func (w *Watcher) AtBoundary() bool {
+	return w.strip.holding() || w.split.AtBoundary()
+}
+
+// Result returns what is known so far. It may be called at any time; what it
+// returns is a copy that later bytes do not change.
+func (w *Watcher) Result() Result {
+	r := w.result
+	r.Usage = w.tally.usage(w.opts.API.Dialect())
+	r.HasUsage = w.hasUsage && r.Usage != domain.Usage{}
+	r.InputExact = r.HasUsage || (w.input && r.Usage.Input() > 0)
+	r.RawUsage = w.rawUsage()
+	r.Terminal = w.terminal()
+	r.FirstOutput = w.FirstOutput()
+	if r.FirstOutput {
+		r.OutputTokensEstimate = int64(float64(w.text.Tokens()) * FamilyFactor(r.ModelServed))
+	}
+	return r
+}
+
+func (w *Watcher) terminal() bool {
+	return w.result.Terminal || (w.opts.Format == FormatSSE && w.choices.done())
+}
+
+// FirstOutput reports whether any text was generated yet. It is cheap enough
+// to ask after every chunk.
+func (w *Watcher) FirstOutput() bool { return w.text != Estimator{} }
+
+func (w *Watcher) rawUsage() []byte {
+	switch {
+	case w.startRaw == nil:
+		return slices.Clone(w.lastRaw)
+	case w.lastRaw == nil:
+		return slices.Concat([]byte(`{"message_start":`), w.startRaw, []byte(`}`))
+	}
+	return slices.Concat([]byte(`{"message_start":`), w.startRaw, []byte(`,"message_delta":`), w.lastRaw, []byte(`}`))
+}
+
+// events keeps the handler's methods out of the Watcher's own.
+type events struct{ w *Watcher }
+
+var _ sse.Handler = events{}
+
+// Data implements sse.Handler.
+func (e events) Data(piece []byte) {
+	w := e.w
+	if !w.frameBegun {
+		w.frameBegun = true
+		w.scan.text = &w.text
+		if bytes.HasPrefix(w.split.Event(), []byte("response.audio")) {
+			w.scan.text = nil // base64, not text
+		}
+	}
+	if w.prefixLen < len(w.prefix) {
+		w.prefixLen += copy(w.prefix[w.prefixLen:], piece)
+	}
+	w.scan.feed(piece)
+}
+
+// End implements sse.Handler.
+func (e events) End(f sse.Frame) { e.w.frame(f) }
+
+// frame judges one whole frame and makes ready for the next.
+func (w *Watcher) frame(f sse.Frame) {
+	if f.HasData {
+		if w.isDoneMark() {
+			w.result.Terminal = true
+		} else {
+			w.event(f.Event)
+		}
+		if w.strip.on && w.isUsageChunk() {
+			w.strip.drop(f)
+		}
+	}
+	w.scan.reset()
+	w.prefixLen, w.frameBegun = 0, false
+}
+
+func (w *Watcher) isDoneMark() bool { return string(w.prefix[:w.prefixLen]) == doneMark }
+
+// isUsageChunk reports whether the frame says what was used and nothing else.
+func (w *Watcher) isUsageChunk() bool {
+	s := &w.scan.slots
+	return w.scan.done() && s[slotUsage].kind == '{' && s[slotChoice].kind == 0 &&
+		(s[slotChoices].kind == '[' || s[slotChoices].kind == 'n' || s[slotChoices].kind == 0) && !w.isError(nil)
+}
