@@ -74,6 +74,7 @@ func TestSecretPrintsRedacted(t *testing.T) {
 	t.Parallel()
 	s := New(plaintext)
 	assert.Equal(t, "[redacted] [redacted] [redacted]", fmt.Sprintf("%v %s %#v", s, s, s))
+	assert.Equal(t, "[redacted] [redacted] [redacted]", fmt.Sprintf("%x %d %q", s, s, s), "whatever the verb")
 	b, err := json.Marshal(s)
 	require.NoError(t, err)
 	assert.JSONEq(t, `"[redacted]"`, string(b))

@@ -45,7 +45,8 @@ func TestHealthStates(t *testing.T) {
 			name: "added, not evaluated", do: func(h *Health) { h.AddCheck("store", func(context.Context) error { return nil }) },
 			ready: ErrNotChecked, message: "store: not checked yet",
 		},
-		{name: "draining", do: func(h *Health) { h.Drain(); h.Set("store", nil) }, ready: ErrDraining, message: "draining"},
+		{name: "draining", do: func(h *Health) { h.Drain() }, ready: ErrDraining, message: "draining"},
+		{name: "draining for good", do: func(h *Health) { h.Drain(); h.Set("store", nil) }, ready: ErrDraining, message: "draining"},
 		{name: "failed", do: func(h *Health) { h.Fail(broken) }, live: broken, ready: broken, message: "broken"},
 	}
 	for _, tt := range tests {

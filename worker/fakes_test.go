@@ -80,10 +80,13 @@ func (f *fakeOutbox) deadLetters() map[string]string {
 	return out
 }
 
-func (f *fakeOutbox) ReadOutbox(_ context.Context, r domain.OutboxRead) ([]domain.OutboxEntry, error) {
+func (f *fakeOutbox) ReadOutbox(ctx context.Context, r domain.OutboxRead) ([]domain.OutboxEntry, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.reads = append(f.reads, r)
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
 	if f.readErr != nil {
 		return nil, f.readErr
 	}
@@ -99,9 +102,12 @@ func (f *fakeOutbox) ReadOutbox(_ context.Context, r domain.OutboxRead) ([]domai
 	return out, nil
 }
 
-func (f *fakeOutbox) AckOutbox(_ context.Context, entries []domain.OutboxEntry) error {
+func (f *fakeOutbox) AckOutbox(ctx context.Context, entries []domain.OutboxEntry) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
 	if f.onAck != nil {
 		if err := f.onAck(); err != nil {
 			return err
@@ -142,10 +148,13 @@ func newLedger() *fakeLedger { return &fakeLedger{rows: make(map[string]domain.U
 // poison is a request id that the ledger rejects.
 const poison = "req_poison"
 
-func (f *fakeLedger) Append(_ context.Context, recs []domain.UsageRecord) (int, error) {
+func (f *fakeLedger) Append(ctx context.Context, recs []domain.UsageRecord) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.calls++
+	if ctx.Err() != nil {
+		return 0, ctx.Err()
+	}
 	if f.err != nil {
 		return 0, f.err
 	}
