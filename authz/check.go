@@ -87,7 +87,7 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	for _, c := range routing.Rank(channels, s.random)[:min(len(channels), maxCandidates)] {
 		d.Candidates = append(d.Candidates, candidate(c, peek))
 		d.FirstByteLimit = max(d.FirstByteLimit, c.Provider.FirstByteLimit)
-		d.StripUsage = d.StripUsage || (c.InjectUsage && peek.WantsUsageInjected())
+		d.StripUsage = d.StripUsage || (c.InjectUsage && peek.LacksUsage())
 	}
 	admission, err := s.reserve(ctx, &d)
 	if err != nil {
@@ -162,7 +162,7 @@ func (s *Server) decide(snap *config.Snapshot, key domain.VirtualKey, peek *wire
 	if model.ContextWindow > 0 {
 		outputCap = min(outputCap, max(model.ContextWindow-peek.PromptTokens, 0)*peek.N)
 	}
-	if !peek.Generates() {
+	if peek.API == domain.APIEmbeddings {
 		outputCap = 0
 	}
 	now := s.now()

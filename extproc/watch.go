@@ -263,17 +263,15 @@ func (w *watch) use(r *domain.UsageRecord) {
 	}
 	result := w.watcher.Result()
 	r.ModelServed, r.RawUsage = result.ModelServed, result.RawUsage
-	complete := r.Outcome == domain.OutcomeSuccess || r.Outcome == domain.OutcomeFailed
 	switch {
-	case result.HasUsage && (complete || result.Terminal):
+	case result.HasUsage && (result.Terminal || w.finished):
 		r.Usage, r.Source = result.Usage, domain.SourceUpstream
 	case r.Outcome == domain.OutcomeFailed:
 		// A failed attempt's text is not output, and costs nothing.
-	case result.HasUsage:
-		r.Usage = result.Usage
-		r.Usage.Output = max(r.Usage.Output, w.outputEstimate(result))
+	case w.compressed():
+		r.Usage = domain.Usage{InputUncached: w.decision.PromptTokens, Output: min(w.forwarded/bytesPerToken, max(w.decision.OutputCap, 1))}
 	default:
-		r.Usage = domain.Usage{InputUncached: w.decision.PromptTokens, Output: w.outputEstimate(result)}
+		r.Usage, r.Source = result.Count(w.decision.PromptTokens)
 	}
 	r.CostMicros = w.decision.Price.CostMicros(r.Usage)
 	if r.Source == domain.SourceUpstream && w.decision.PromptTokens > 0 {
@@ -284,13 +282,6 @@ func (w *watch) use(r *domain.UsageRecord) {
 // bytesPerToken is the length of a token in text that could not be read; 4 is
 // what vendors tell their users to reckon with.
 const bytesPerToken = 4
-
-func (w *watch) outputEstimate(result wire.Result) int64 {
-	if w.compressed() {
-		return min(w.forwarded/bytesPerToken, max(w.decision.OutputCap, 1))
-	}
-	return result.OutputTokensEstimate
-}
 
 // slotHolder is the candidate whose slot the request holds: that of the last
 // attempt, or of the first candidate before any ran.
