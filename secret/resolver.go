@@ -132,7 +132,7 @@ func readFile(path string) (Secret, error) {
 	if err != nil {
 		return Secret{}, missing(err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // nothing was written that could be lost
 	raw, err := io.ReadAll(io.LimitReader(f, maxBytes+1))
 	if err != nil {
 		return Secret{}, missing(err)

@@ -113,6 +113,8 @@ func Serve(ctx context.Context, o ServeOptions) error {
 		err = errors.Join(err, srv.Close())
 		o.Logger.Warn("observability server cut its last connections", Err(err))
 	}
-	<-ended
+	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve observability: %w", err)
+	}
 	return nil
 }
