@@ -1,0 +1,41 @@
+package e2e
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// chaosFor is how long the chaos runs: minutes by night, less by day.
+var chaosFor = flag.Duration("chaos", 60*time.Second, "how long TestChaos runs")
+
+// binary is the keyway that all tests run.
+var binary string
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "keyway-e2e-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "make folder for the binary:", err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	binary = filepath.Join(dir, "keyway")
+	if out, err := exec.Command("go", "build", "-o", binary, "keyway/cmd/keyway").CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "build keyway: %v\n%s", err, out)
+		return 1
+	}
+	code := m.Run()
+	if shared.stack != nil {
+		shared.stack.stop()
+	}
+	return code
+}
