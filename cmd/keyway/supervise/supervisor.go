@@ -9,12 +9,13 @@ import (
 	"time"
 )
 
-// Options are what a Supervisor tells its owner. Both functions are called from
-// several goroutines, but never two at a time.
+// Options are what a Supervisor tells its owner.
 type Options struct {
-	// Progress gets one line of text per event; nil discards them.
+	// Progress gets one line of text per event; nil discards them. It is called
+	// from several goroutines, but never two at a time.
 	Progress func(line string)
-	// Changed is called when a restarted child is ready and PIDs has changed; nil is allowed.
+	// Changed is called by Wait, on its goroutine, after a restarted child has
+	// become ready and PIDs has changed; nil is allowed.
 	Changed func()
 }
 
@@ -29,11 +30,13 @@ type Supervisor struct {
 	starter *starter
 	// failed gets the first reason to give up.
 	failed chan error
+	// changes has an element while Wait has not yet heard of a restart.
+	changes chan struct{}
 	// ctx ends when stopping begins: restarts and waits for readiness end with it.
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
-	tell   sync.Mutex // serialises Options' functions
+	tell   sync.Mutex // serialises Options.Progress
 
 	mu       sync.Mutex
 	children map[string]*child // guarded by mu; the present process of each name
@@ -44,7 +47,7 @@ func New(o Options) *Supervisor {
 	ctx, cancel := context.WithCancel(context.Background())
 	return &Supervisor{
 		opts: o, starter: newStarter(), failed: make(chan error, 1),
-		ctx: ctx, cancel: cancel, children: map[string]*child{},
+		changes: make(chan struct{}, 1), ctx: ctx, cancel: cancel, children: map[string]*child{},
 	}
 }
 
@@ -69,11 +72,17 @@ func (s *Supervisor) Start(ctx context.Context, spec Spec) error {
 
 // Wait blocks until ctx ends (nil) or a child cannot be kept running (why).
 func (s *Supervisor) Wait(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-		return nil
-	case err := <-s.failed:
-		return err
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-s.failed:
+			return err
+		case <-s.changes:
+			if s.opts.Changed != nil {
+				s.opts.Changed()
+			}
+		}
 	}
 }
 
@@ -203,9 +212,8 @@ func (s *Supervisor) progress(format string, args ...any) {
 }
 
 func (s *Supervisor) changed() {
-	s.tell.Lock()
-	defer s.tell.Unlock()
-	if s.opts.Changed != nil {
-		s.opts.Changed()
+	select {
+	case s.changes <- struct{}{}:
+	default: // Wait will see this change with the one before.
 	}
 }

@@ -96,6 +96,10 @@ func TestRestartsAKilledChild(t *testing.T) {
 	defer s.Stop(nil, nil)
 	require.NoError(t, s.Start(t.Context(), shell(t.TempDir(), "svc", "exec sleep 600")))
 
+	ctx, cancel := context.WithCancel(t.Context())
+	waited := make(chan error, 1)
+	go func() { waited <- s.Wait(ctx) }()
+
 	// More kills than quick failures are allowed: being killed is not failing.
 	for range maxQuickFailures + 1 {
 		before := s.PIDs()["svc"]
@@ -106,6 +110,8 @@ func TestRestartsAKilledChild(t *testing.T) {
 		assert.False(t, gone(after))
 	}
 	assert.Contains(t, j.text(), "signal: killed; restarting")
+	cancel()
+	require.NoError(t, <-waited)
 }
 
 func TestGivesUpOnAChildThatCannotWork(t *testing.T) {

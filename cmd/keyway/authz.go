@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"keyway/authz"
+)
+
+func newAuthz() *cobra.Command {
+	var (
+		f         regionFlags
+		bodyBytes int64
+	)
+	cmd := &cobra.Command{
+		Use:   "authz",
+		Short: "Run the service that admits requests.",
+		Long: `Run authz, which Envoy asks about every request (ext_authz): who sends it, whether
+that key may use the model, what it may cost, and which channels may serve it.
+Limits are checked and charged in one step in the region's store.
+
+It keeps nothing of a request, so any number of replicas may run. At a stop it
+turns unready, refuses new checks, answers those that run, and gives back what
+is uncertain.`,
+		Example: `  keyway authz --listen unix:/run/keyway/authz.sock --xds unix:/run/keyway/xds.sock
+  KEYWAY_REDIS_URL=rediss://… keyway authz --listen 0.0.0.0:9001 --xds xds:9090 --region eu-1`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return runAuthz(cmd, f, bodyBytes) },
+	}
+	f.add(cmd, "127.0.0.1:9001", "127.0.0.1:9101")
+	cmd.Flags().Int64Var(&bodyBytes, "body-bytes", authz.DefaultBodyBytes,
+		"Largest sum of request bodies, in bytes, that may be on their way to providers at once.")
+	allFromEnvironment(cmd, map[string]string{"store": envStore})
+	return cmd
+}
+
+func runAuthz(cmd *cobra.Command, f regionFlags, bodyBytes int64) (err error) {
+	ctx := cmd.Context()
+	p, err := f.newProcess(cmd.Name(), cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	holder := p.newConfig()
+	regional, err := p.openStore(ctx, f.Store)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, regional.Close()) }() // Last: nothing uses it any more.
+	listener, err := listen(ctx, f.Listen)
+	if err != nil {
+		return err
+	}
+	server, err := authz.New(authz.Options{
+		Config: holder, Keys: regional, KeyChanges: regional, Reservations: regional, Listener: listener,
+		Health: p.health, Registerer: p.registry, Logger: p.logger, BodyBytes: bodyBytes, StopTimeout: f.StopLimit,
+	})
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	return f.serve(ctx, p, func(ctx context.Context) error { return f.runConfigured(ctx, p, holder, server.Run) })
+}

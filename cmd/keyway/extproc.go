@@ -1,0 +1,68 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"keyway/extproc"
+	"keyway/secret"
+)
+
+func newExtproc() *cobra.Command {
+	var (
+		f            regionFlags
+		journal      string
+		journalBytes int64
+	)
+	cmd := &cobra.Command{
+		Use:   "extproc",
+		Short: "Run the service that carries requests out and settles them.",
+		Long: `Run extproc, which Envoy calls around every attempt (ext_proc) and tells about
+every end (access log): it sets the channel's own credential, path and body on
+the way out, reads the usage on the way back without changing a byte that is not
+its own, and settles the reservation.
+
+It is the only process that sees a provider's secret key. While the store is
+away, settlements wait in --journal and land afterwards. At a stop it turns
+unready, lets streams run to --stop-limit, and settles what is still open.`,
+		Example: `  keyway extproc --listen unix:/run/keyway/extproc.sock --journal /var/lib/keyway/journal
+  keyway extproc --listen 0.0.0.0:9002 --xds xds:9090 --journal /data/journal --stop-limit 10m`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return runExtproc(cmd, f, extproc.Options{JournalFile: journal, JournalBytes: journalBytes})
+		},
+	}
+	f.add(cmd, "127.0.0.1:9002", "127.0.0.1:9102")
+	cmd.Flags().StringVar(&journal, "journal", "keyway-journal", "File for settlements that wait for the store; it must outlive the process.")
+	cmd.Flags().Int64Var(&journalBytes, "journal-bytes", extproc.DefaultJournalBytes, "Largest size of the journal in bytes.")
+	allFromEnvironment(cmd, map[string]string{"store": envStore})
+	return cmd
+}
+
+// runExtproc completes o, which brings the journal, and serves.
+func runExtproc(cmd *cobra.Command, f regionFlags, o extproc.Options) (err error) {
+	ctx := cmd.Context()
+	p, err := f.newProcess(cmd.Name(), cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	holder := p.newConfig()
+	regional, err := p.openStore(ctx, f.Store)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, regional.Close()) }() // Last: what is open has been settled.
+	listener, err := listen(ctx, f.Listen)
+	if err != nil {
+		return err
+	}
+	o.Config, o.Store, o.Secrets, o.Listener = holder, regional, secret.NewResolver(secret.Options{}), listener
+	o.Health, o.Registerer, o.Logger, o.StopTimeout = p.health, p.registry, p.logger, f.StopLimit
+	server, err := extproc.New(o)
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	return f.serve(ctx, p, func(ctx context.Context) error { return f.runConfigured(ctx, p, holder, server.Run) })
+}
