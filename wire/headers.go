@@ -27,12 +27,14 @@ func RequestIDHeader(d domain.Dialect) string {
 	return "x-request-id"
 }
 
-// ErrorHeaders returns the headers of an error answer as name and value, but
-// for the request id and the limits.
-func ErrorHeaders(d domain.Dialect, e *domain.Error) [][2]string {
-	list := [][2]string{{"content-type", "application/json"}}
+// Header is one HTTP header, its name in lower case.
+type Header struct{ Name, Value string }
+
+// ErrorHeaders returns the headers of an error answer, but for the request id and the limits.
+func ErrorHeaders(d domain.Dialect, e *domain.Error) []Header {
+	list := []Header{{"content-type", "application/json"}}
 	if hopeless(e) {
-		return append(list, [2]string{"x-should-retry", "false"})
+		return append(list, Header{"x-should-retry", "false"})
 	}
 	wait := retryAfter(e)
 	if wait <= 0 {
@@ -41,8 +43,8 @@ func ErrorHeaders(d domain.Dialect, e *domain.Error) [][2]string {
 	seconds := int64((wait + time.Second - 1) / time.Second)
 	millis := int64((wait + time.Millisecond - 1) / time.Millisecond)
 	return append(list,
-		[2]string{"retry-after", strconv.FormatInt(seconds, 10)},
-		[2]string{"retry-after-ms", strconv.FormatInt(millis, 10)})
+		Header{"retry-after", strconv.FormatInt(seconds, 10)},
+		Header{"retry-after-ms", strconv.FormatInt(millis, 10)})
 }
 
 // hopeless reports whether sending the same request again cannot succeed.
@@ -80,8 +82,8 @@ type limitView struct {
 // dialect's own names. holds and adm belong together: adm.Remaining and
 // adm.Reset go by the order of holds. Of two limits of one kind, the one with
 // less remaining is shown. now is when adm was given.
-func LimitHeaders(d domain.Dialect, holds []domain.Hold, adm domain.Admission, now time.Time) [][2]string {
-	var list [][2]string
+func LimitHeaders(d domain.Dialect, holds []domain.Hold, adm domain.Admission, now time.Time) []Header {
+	var list []Header
 	for _, k := range []struct {
 		kind domain.LimitKind
 		name string
@@ -93,12 +95,12 @@ func LimitHeaders(d domain.Dialect, holds []domain.Hold, adm domain.Admission, n
 		limit, remaining := strconv.FormatInt(v.limit, 10), strconv.FormatInt(v.remaining, 10)
 		if d == domain.DialectAnthropic {
 			prefix := "anthropic-ratelimit-" + k.name
-			list = append(list, [2]string{prefix + "-limit", limit}, [2]string{prefix + "-remaining", remaining},
-				[2]string{prefix + "-reset", now.Add(v.reset).UTC().Format(time.RFC3339)})
+			list = append(list, Header{prefix + "-limit", limit}, Header{prefix + "-remaining", remaining},
+				Header{prefix + "-reset", now.Add(v.reset).UTC().Format(time.RFC3339)})
 			continue
 		}
-		list = append(list, [2]string{"x-ratelimit-limit-" + k.name, limit}, [2]string{"x-ratelimit-remaining-" + k.name, remaining},
-			[2]string{"x-ratelimit-reset-" + k.name, v.reset.Round(time.Millisecond).String()})
+		list = append(list, Header{"x-ratelimit-limit-" + k.name, limit}, Header{"x-ratelimit-remaining-" + k.name, remaining},
+			Header{"x-ratelimit-reset-" + k.name, v.reset.Round(time.Millisecond).String()})
 	}
 	return list
 }
@@ -123,10 +125,9 @@ func tightest(kind domain.LimitKind, holds []domain.Hold, adm domain.Admission) 
 }
 
 // CredentialHeaders are the request headers in which a client may carry a key,
-// in lower case. All are removed from a request that goes to a provider.
-func CredentialHeaders() []string {
-	return []string{"authorization", "x-api-key", "api-key", "x-goog-api-key", "xi-api-key"}
-}
+// in lower case. All are removed from a request that goes to a provider. The
+// list must not be altered.
+var CredentialHeaders = []string{"authorization", "x-api-key", "api-key", "x-goog-api-key", "xi-api-key"}
 
 // StripResponseHeader reports whether a provider's response header, in any
 // case, must not reach the client: it tells of the provider's account, its
