@@ -3,8 +3,9 @@
 --   nothing. Atomic; idempotent by request: a second call charges nothing.
 -- KEYS[1] reservation: {sNN}:res:<request>, hash, expires after ARGV[3].
 -- KEYS[2] open index: {sNN}:open, sorted set of requests by lease end, never expires.
--- KEYS[3..] buckets, one per hold: hash with u and t (rate), sorted set of
---   requests by lease end (lease), integer (budget); each expires by itself.
+-- KEYS[3..] buckets, one per hold: hash of u (in use), t (at ms), l (limit) for
+--   rate; sorted set of requests by lease end for lease; integer for budget; each
+--   expires by itself.
 -- ARGV[1] request: id, the member of leases and index.
 -- ARGV[2] lease: ms, how long leases live unrenewed, 1 or more.
 -- ARGV[3] keep: ms, life of the reservation, a day or more.
@@ -56,7 +57,7 @@ for i = 1, #KEYS - 2 do
   local key, class, limit, amount = KEYS[i + 2], ARGV[4 * i + 1], ARGV[4 * i + 2], ARGV[4 * i + 3]
   if class == 'rate' then
     local total = used[i] + amount * 60000
-    redis.call('HSET', key, 'u', string.format('%.0f', total), 't', string.format('%.0f', now))
+    redis.call('HSET', key, 'u', string.format('%.0f', total), 't', string.format('%.0f', now), 'l', limit)
     reply[2 * i + 3] = math.ceil(total / limit)
     redis.call('PEXPIRE', key, string.format('%.0f', math.max(1, reply[2 * i + 3])))
   elseif class == 'lease' then

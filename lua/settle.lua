@@ -47,7 +47,7 @@ for i = 1, n do
   elseif totals[i] == 0 then
     redis.call('DEL', key)
   elseif totals[i] and class == 'rate' then
-    redis.call('HSET', key, 'u', string.format('%.0f', totals[i]), 't', string.format('%.0f', now))
+    redis.call('HSET', key, 'u', string.format('%.0f', totals[i]), 't', string.format('%.0f', now), 'l', limits[i])
     redis.call('PEXPIRE', key, string.format('%.0f', math.ceil(totals[i] / limits[i])))
   elseif totals[i] then
     redis.call('SET', key, string.format('%.0f', totals[i]), 'PX', ARGV[3 * i + 4])

@@ -1,6 +1,7 @@
 package keywayv1
 
 import (
+	"strings"
 	"time"
 
 	"keyway/domain"
@@ -15,8 +16,8 @@ func DecisionToProto(d domain.Decision) *Decision {
 		KeyId:            d.KeyID,
 		Identity:         d.Identity,
 		Api:              string(d.API),
-		Path:             d.Path,
-		Model:            d.Model,
+		Path:             text(d.Path),
+		Model:            text(d.Model),
 		Stream:           d.Stream,
 		StripUsage:       d.StripUsage,
 		PromptTokens:     d.PromptTokens,
@@ -64,8 +65,8 @@ func RecordToProto(r domain.UsageRecord) *UsageRecord {
 		KeyId:                r.KeyID,
 		Identity:             r.Identity,
 		Api:                  string(r.API),
-		Model:                r.Model,
-		ModelServed:          r.ModelServed,
+		Model:                text(r.Model),
+		ModelServed:          text(r.ModelServed),
 		Channel:              r.Channel,
 		Attempts:             convert(r.Attempts, attemptToProto),
 		Outcome:              string(r.Outcome),
@@ -82,7 +83,7 @@ func RecordToProto(r domain.UsageRecord) *UsageRecord {
 		PriceVersion:         r.PriceVersion,
 		RawUsage:             r.RawUsage,
 		PromptTokensEstimate: r.PromptTokensEstimate,
-		UpstreamRequestId:    r.UpstreamRequestID,
+		UpstreamRequestId:    text(r.UpstreamRequestID),
 		AdmittedAtMs:         toMs(r.AdmittedAt),
 		FirstByteAtMs:        toMs(r.FirstByteAt),
 		EndedAtMs:            toMs(r.EndedAt),
@@ -196,6 +197,10 @@ func convert[From, To any](list []From, one func(From) To) []To {
 	}
 	return out
 }
+
+// text makes s fit for a protobuf string. What clients and providers send may
+// hold any bytes, and a name must never cost a settlement.
+func text(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 // toMs gives 0 for the zero time, which protobuf then leaves out.
 func toMs(t time.Time) int64 {

@@ -84,3 +84,12 @@ func TestZeroValuesStayZero(t *testing.T) {
 	assert.Equal(t, domain.Decision{}, keywayv1.DecisionFromProto(keywayv1.DecisionToProto(domain.Decision{})))
 	assert.Equal(t, domain.UsageRecord{}, keywayv1.RecordFromProto(keywayv1.RecordToProto(domain.UsageRecord{})))
 }
+
+func TestForeignBytesCostNoSettlement(t *testing.T) {
+	t.Parallel()
+	const foreign = "m\xff\xfe"
+	_, err := proto.Marshal(keywayv1.RecordToProto(domain.UsageRecord{Model: foreign, ModelServed: foreign, UpstreamRequestID: foreign, RawUsage: []byte(foreign)}))
+	require.NoError(t, err)
+	_, err = proto.Marshal(keywayv1.DecisionToProto(domain.Decision{Model: foreign, Path: foreign}))
+	require.NoError(t, err)
+}

@@ -1,0 +1,58 @@
+package store
+
+import (
+	"fmt"
+
+	"keyway/domain"
+)
+
+// Every key of the regional store is built here. The braces are the hash tag:
+// all keys of one script carry the same one, so that a cluster keeps them on
+// one node. {sNN} is the shard of an identity, {cNN} that of a channel.
+
+// keyIndex maps key ids to the hashes of their secrets; keyChannel is where a
+// changed hash is published.
+const (
+	keyIndex   = "keys"
+	keyChannel = "keyway:keys"
+)
+
+func shardTag(shard int) string { return fmt.Sprintf("{s%02d}", shard) }
+
+func identityTag(identity string) string { return shardTag(domain.ShardOf(identity)) }
+
+// bucketKey is the counter of one hold; identity is the owner whose shard it lies in.
+func bucketKey(identity string, h domain.Hold) string {
+	tag, owner := identityTag(identity), string(h.Scope)+":"+h.ID
+	switch h.Kind {
+	case domain.LimitRPM:
+		return tag + ":rpm:" + owner
+	case domain.LimitTPM:
+		return tag + ":tpm:" + owner
+	case domain.LimitInFlight:
+		return tag + ":inflight:" + owner
+	case domain.LimitBudgetDay:
+		return tag + ":budget:day:" + owner + ":" + h.Window
+	case domain.LimitBudgetMonth:
+		return tag + ":budget:month:" + owner + ":" + h.Window
+	}
+	panic("store: limit kind without a key: " + string(h.Kind)) // checkHolds lets only known kinds pass
+}
+
+func reservationKey(shard int, request string) string { return shardTag(shard) + ":res:" + request }
+
+func openKey(shard int) string { return shardTag(shard) + ":open" }
+
+func outboxKey(shard int) string { return shardTag(shard) + ":outbox" }
+
+func repairKey(shard int) string { return shardTag(shard) + ":repair" }
+
+func deadKey(shard int) string { return shardTag(shard) + ":dead" }
+
+func probeKey(shard int) string { return shardTag(shard) + ":probe" }
+
+func slotKey(channel string) string {
+	return fmt.Sprintf("{c%02d}:slot:%s", domain.ShardOf(channel), channel)
+}
+
+func recordKey(hash string) string { return "key:" + hash }

@@ -1,0 +1,189 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"keyway/domain"
+)
+
+// ErrClosed: the reservation that was asked for had been settled or refunded
+// before, so this call came late and charged nothing.
+var ErrClosed = errors.New("the request was closed before")
+
+// Status values of the reserve script.
+const (
+	reserveCharged = 0
+	reserveRefused = 1
+	reserveClosed  = 2
+)
+
+// undoTimeout bounds the undoing of half an admission, which must happen even
+// when the caller has left.
+const undoTimeout = 500 * time.Millisecond
+
+// Admit charges every hold of d and takes a slot of the first candidate that
+// has one free, or does neither. Holds and first slot go in one round trip; only
+// a full channel costs another. Repeating a successful call charges nothing.
+//
+// After an error it is unknown whether anything is held; Refund makes sure
+// that nothing is, and what nobody refunds ends with d.Lease and is swept.
+func (s *Store) Admit(ctx context.Context, d domain.Decision) (domain.Admission, error) {
+	if err := checkHolds(d.Holds); err != nil {
+		return domain.Admission{}, fmt.Errorf("admit request: %w", err)
+	}
+	if d.RequestID == "" || len(d.Candidates) == 0 {
+		return domain.Admission{}, errors.New("admit request: it has no id or no candidate")
+	}
+	if d.Lease <= 0 {
+		d.Lease = domain.DefaultLease
+	}
+	raw, err := encodeDecision(d)
+	if err != nil {
+		return domain.Admission{}, fmt.Errorf("admit request: %w", err)
+	}
+	calls, first := []call{reserveCall(d, raw)}, d.Candidates[0]
+	if first.Slots > 0 {
+		calls = append(calls, slotCall(first.Channel, d.RequestID, d.Lease, first.Slots))
+	}
+	cmds := s.run(ctx, calls)
+	reply, err := cmds[0].Int64Slice()
+	admission, err := readAdmission(d.Holds, reply, err)
+	switch {
+	case err != nil:
+	case admission.Refusal != nil:
+		return admission, s.giveBackSlot(ctx, d)
+	case len(cmds) > 1:
+		var held bool
+		if held, err = readHeld(cmds[1]); err == nil && !held {
+			admission.Skipped, err = s.takeSlot(ctx, d)
+		}
+	}
+	if errors.Is(err, errNoSlot) {
+		// Both answers are known, so no copy of the call is under way: no tombstone.
+		admission.Skipped, admission.SlotRefused = 0, true
+		return admission, s.undo(ctx, refundCall(d, 0))
+	}
+	if err != nil {
+		s.undoHalf(ctx, d)
+		return domain.Admission{}, fmt.Errorf("admit request: %w", err)
+	}
+	return admission, nil
+}
+
+// errNoSlot: every candidate has limited slots, and all are taken.
+var errNoSlot = errors.New("no candidate has a free slot")
+
+// takeSlot finds a slot behind the first candidate, which had none, and
+// returns the index of the candidate that gave it.
+func (s *Store) takeSlot(ctx context.Context, d domain.Decision) (int, error) {
+	for i, c := range d.Candidates[1:] {
+		if c.Slots <= 0 {
+			return i + 1, nil
+		}
+		held, err := readHeld(s.run(ctx, []call{slotCall(c.Channel, d.RequestID, d.Lease, c.Slots)})[0])
+		if err != nil {
+			return 0, err
+		}
+		if held {
+			return i + 1, nil
+		}
+	}
+	return 0, errNoSlot
+}
+
+// readAdmission turns the reply of the reserve script into nouns.
+func readAdmission(holds []domain.Hold, reply []int64, err error) (domain.Admission, error) {
+	if err != nil {
+		return domain.Admission{}, err
+	}
+	if len(reply) > 0 && reply[0] == reserveClosed {
+		return domain.Admission{}, ErrClosed
+	}
+	if len(reply) != 3+2*len(holds) || reply[1] > int64(len(holds)) {
+		return domain.Admission{}, fmt.Errorf("reserve answered %d numbers for %d holds", len(reply), len(holds))
+	}
+	a := domain.Admission{Remaining: make([]int64, len(holds)), Reset: make([]time.Duration, len(holds))}
+	for i := range holds {
+		a.Remaining[i], a.Reset[i] = reply[3+2*i], time.Duration(reply[4+2*i])*time.Millisecond
+	}
+	if reply[0] == reserveRefused {
+		i := reply[1] - 1
+		a.Refusal = &domain.Refusal{
+			Kind: holds[i].Kind, Scope: holds[i].Scope, Limit: holds[i].Limit, Remaining: a.Remaining[i],
+			RetryAfter: time.Duration(reply[2]) * time.Millisecond,
+		}
+	}
+	return a, nil
+}
+
+// giveBackSlot undoes the slot that was taken beside a refused reservation.
+func (s *Store) giveBackSlot(ctx context.Context, d domain.Decision) error {
+	if first := d.Candidates[0]; first.Slots > 0 {
+		return s.undo(ctx, releaseCall(first.Channel, d.RequestID))
+	}
+	return nil
+}
+
+// undo makes calls that must happen even when the caller has left.
+func (s *Store) undo(ctx context.Context, calls ...call) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	if err := firstError(s.run(ctx, calls)); err != nil {
+		return fmt.Errorf("undo half an admission: %w", err)
+	}
+	return nil
+}
+
+// undoHalf tries once to give back what a failed admission may hold. It is
+// for nothing when the store is away; then Refund, leases and the sweeper do it.
+func (s *Store) undoHalf(ctx context.Context, d domain.Decision) {
+	if s.Alive() {
+		_ = s.undo(ctx, refundCalls(d)...)
+	}
+}
+
+// Refund gives back everything that d may hold, the slot included, and writes
+// no record. An Admit of the same request that arrives later, because it lay in
+// the socket of a stopped server, is refused.
+func (s *Store) Refund(ctx context.Context, d domain.Decision) error {
+	if err := checkHolds(d.Holds); err != nil {
+		return fmt.Errorf("refund request: %w", err)
+	}
+	if err := firstError(s.run(ctx, refundCalls(d))); err != nil {
+		return fmt.Errorf("refund request: %w", err)
+	}
+	return nil
+}
+
+// Settle ends a reservation: buckets go from what was held to what was used,
+// leases end, and the record lies in the outbox. All of it is one step except
+// for the channel's slot, which follows in the same pipeline.
+func (s *Store) Settle(ctx context.Context, settlement domain.Settlement) (domain.SettleResult, error) {
+	d, record := settlement.Decision, settlement.Record
+	if err := checkHolds(d.Holds); err != nil {
+		return 0, fmt.Errorf("settle request: %w", err)
+	}
+	if d.RequestID == "" || d.RequestID != record.RequestID {
+		return 0, fmt.Errorf("settle request: the record of %q does not belong to %q", record.RequestID, d.RequestID)
+	}
+	raw, err := encodeRecord(record)
+	if err != nil {
+		return 0, fmt.Errorf("settle request: %w", err)
+	}
+	calls := []call{settleCall(d, closing{record: raw, used: func(h domain.Hold) int64 { return used(h, record) }, keep: keepClosed})}
+	if settlement.Channel != "" {
+		calls = append(calls, releaseCall(settlement.Channel, d.RequestID))
+	}
+	cmds := s.run(ctx, calls)
+	if err := firstError(cmds); err != nil {
+		return 0, fmt.Errorf("settle request: %w", err)
+	}
+	status, err := cmds[0].Int()
+	if err != nil || status < 0 || status > int(domain.SettleUnknown) {
+		return 0, fmt.Errorf("settle request: the script answered %v", cmds[0].Val())
+	}
+	return domain.SettleResult(status), nil
+}

@@ -1,0 +1,116 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"keyway/domain"
+	"keyway/lua"
+)
+
+// call is one script with its keys and arguments.
+type call struct {
+	script *lua.Script
+	keys   []string
+	args   []any
+}
+
+// run sends calls in one pipeline and returns their replies in the same order;
+// each carries its own error. A server that forgot a script gets its text, for
+// the calls that failed only; EVAL cannot fail that way, so once is enough.
+func (s *Store) run(ctx context.Context, calls []call) []*redis.Cmd {
+	ctx, leave, err := s.guard.enter(ctx)
+	if err != nil {
+		return failed(ctx, calls, err)
+	}
+	defer leave()
+	cmds := make([]*redis.Cmd, len(calls))
+	pipe := s.client.Pipeline()
+	for i, c := range calls {
+		cmds[i] = pipe.EvalSha(ctx, c.script.SHA, c.keys, c.args...)
+	}
+	// Each reply carries its own error; that of the whole says no more.
+	_, _ = pipe.Exec(ctx)
+	again := s.client.Pipeline()
+	for i, c := range calls {
+		if redis.HasErrorPrefix(cmds[i].Err(), "NOSCRIPT") {
+			cmds[i] = again.Eval(ctx, c.script.Source, c.keys, c.args...)
+		}
+	}
+	if again.Len() > 0 {
+		_, _ = again.Exec(ctx)
+	}
+	for i, cmd := range cmds {
+		if err := cmd.Err(); err != nil {
+			cmd.SetErr(s.explain(ctx, "run script "+calls[i].script.Name, err))
+		}
+	}
+	return cmds
+}
+
+func failed(ctx context.Context, calls []call, err error) []*redis.Cmd {
+	cmds := make([]*redis.Cmd, len(calls))
+	for i, c := range calls {
+		cmds[i] = redis.NewCmd(ctx)
+		cmds[i].SetErr(fmt.Errorf("run script %s: %w", c.script.Name, err))
+	}
+	return cmds
+}
+
+// firstError is the error of the first reply that has one.
+func firstError[C redis.Cmder](cmds []C) error {
+	for _, cmd := range cmds {
+		if err := cmd.Err(); err != nil && !errors.Is(err, redis.Nil) {
+			return err
+		}
+	}
+	return nil
+}
+
+// do runs plain commands under the guard and explains their error.
+func (s *Store) do(ctx context.Context, act string, commands func(context.Context) error) error {
+	ctx, leave, err := s.guard.enter(ctx)
+	if err != nil {
+		return fmt.Errorf("%s: %w", act, err)
+	}
+	defer leave()
+	if err := commands(ctx); err != nil {
+		return s.explain(ctx, act, err)
+	}
+	return nil
+}
+
+// downPrefixes begin the replies of a server that cannot serve just now. OOM
+// is one of them: a full store admits nobody.
+var downPrefixes = []string{
+	"READONLY", "LOADING", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "NOREPLICAS",
+	"MISCONF", "OOM", "BUSY ", "ERR max number of clients",
+}
+
+// explain wraps err with what was being done. Whatever is not an answer of the
+// server, and every answer that says "not now", becomes domain.ErrStoreDown.
+// The caller's own cancellation stays what it is.
+func (s *Store) explain(ctx context.Context, act string, err error) error {
+	switch {
+	case errors.Is(err, redis.Nil):
+		return err
+	case errors.Is(err, domain.ErrStoreDown) || errors.Is(context.Cause(ctx), domain.ErrStoreDown):
+		return fmt.Errorf("%s: %w", act, domain.ErrStoreDown)
+	case errors.Is(err, context.Canceled):
+		return fmt.Errorf("%s: %w", act, err)
+	}
+	var reply redis.Error
+	if errors.As(err, &reply) {
+		for _, prefix := range downPrefixes {
+			if strings.HasPrefix(reply.Error(), prefix) {
+				return fmt.Errorf("%s: %w: %w", act, domain.ErrStoreDown, err)
+			}
+		}
+		return fmt.Errorf("%s: %w", act, err)
+	}
+	return fmt.Errorf("%s: %w: %w", act, domain.ErrStoreDown, err)
+}
