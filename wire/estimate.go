@@ -12,33 +12,32 @@ import (
 // Costs are kept in thousandths of a token, of the vocabulary o200k; other
 // vocabularies are reached by FamilyFactor.
 type Estimator struct {
-	milli  int64
-	class  charClass
-	runLen int64
-	// humps are the changes from a lower to an upper case letter in the run.
-	humps int64
-	upper bool
+	milli int64
+	state runState
 	// A word is a sequence of letters, digits and the signs of base64; when it
 	// is long and restless it is no language, and its length alone counts.
 	wordLen   int64
 	wordFlips int64
-	wordBase  int64
-	wordKind  charClass
+	wordBase  int64 // milli at its beginning
 	// part holds the bytes of a character that the last piece cut.
 	part    [utf8.UTFMax]byte
 	partLen int
 }
 
+// charClass is the kind of a byte. The first three begin and continue a word,
+// the fourth only continues it.
 type charClass uint8
 
 const (
-	classNone charClass = iota
-	classLower
+	classLower charClass = iota
 	classUpper
 	classDigit
-	classSpace
+	classSign // + / =
 	classPunct
-	classWide // not ASCII
+	classBlank
+	classSpace // white space but the blank, and control characters
+	classWide  // not ASCII
+	charClassCount
 )
 
 const (
@@ -57,7 +56,11 @@ func buildClasses() (t [256]charClass) {
 			t[c] = classUpper
 		case c >= '0' && c <= '9':
 			t[c] = classDigit
-		case c <= ' ' || c == 0x7f:
+		case c == '+' || c == '/' || c == '=':
+			t[c] = classSign
+		case c == ' ':
+			t[c] = classBlank
+		case c < ' ' || c == 0x7f:
 			t[c] = classSpace
 		case c < utf8.RuneSelf:
 			t[c] = classPunct
@@ -66,6 +69,117 @@ func buildClasses() (t [256]charClass) {
 		}
 	}
 	return t
+}
+
+// runState is the run being read: its kind, and its length as far as the cost
+// of the next character depends on it.
+type runState uint8
+
+const (
+	runNone   runState = 0
+	runLower  runState = 1 // and the 7 behind it: 1 to 8 letters, or more, that end in lower case
+	runUpper           = runLower + flatLetters
+	runDigit           = runUpper + flatLetters
+	runBlank           = runDigit + 1
+	runSpace           = runDigit + 2
+	runSpaces          = runDigit + 3
+	runPunct           = runDigit + 4
+	runPuncts          = runDigit + 5
+
+	runStateCount = runDigit + 6
+)
+
+// flatLetters is how long a word may be at the price of one token.
+const flatLetters = 8
+
+// step is what one character does in a state.
+type step struct {
+	next  runState
+	flips uint8 // 1 where the class changes within a word
+	milli int16
+}
+
+var steps = buildSteps()
+
+// buildSteps unrolls the rule of runs into a cost per character, so that
+// reading needs no branch on what the text holds.
+func buildSteps() (t [runStateCount][charClassCount]step) {
+	for s := range runStateCount {
+		t[s] = [charClassCount]step{
+			classLower: letterStep(s, classLower),
+			classUpper: letterStep(s, classUpper),
+			classDigit: {next: runDigit, milli: 767},
+			classPunct: {next: runPunct, milli: 900},
+			classBlank: {next: runBlank},
+			classSpace: {next: runSpace, milli: 600},
+		}
+		switch s {
+		case runDigit:
+			t[s][classDigit].milli = 417
+		case runPunct:
+			t[s][classPunct] = step{next: runPuncts, milli: 100}
+		case runPuncts:
+			t[s][classPunct] = step{next: runPuncts, milli: 250}
+		case runBlank:
+			t[s][classBlank] = step{next: runSpaces, milli: 1025}
+		case runSpace:
+			t[s][classBlank] = step{next: runSpaces, milli: 425}
+		case runSpaces:
+			t[s][classBlank] = step{next: runSpaces, milli: 25}
+		}
+		if s == runBlank || s == runSpace || s == runSpaces {
+			t[s][classSpace] = t[s][classBlank]
+		}
+		t[s][classSign] = t[s][classPunct]
+		for c := classLower; c <= classSign; c++ {
+			if from, ok := wordClass(s); ok && from != c {
+				t[s][c].flips = 1
+			}
+		}
+	}
+	return t
+}
+
+// letterStep: the first letter of a run is a token, from the ninth on each is
+// a fifth, and an upper case letter after a lower case one begins a new hump.
+func letterStep(s runState, c charClass) step {
+	length := 0
+	switch {
+	case s >= runLower && s < runUpper:
+		length = int(s-runLower) + 1
+	case s >= runUpper && s < runDigit:
+		length = int(s-runUpper) + 1
+	}
+	var milli int16
+	switch length {
+	case 0:
+		milli = milliToken
+	case flatLetters:
+		milli = 200
+	}
+	base := runLower
+	if c == classUpper {
+		base = runUpper
+		if length > 0 && s < runUpper {
+			milli += 750
+		}
+	}
+	return step{next: base + runState(min(length, flatLetters-1)), milli: milli}
+}
+
+// wordClass is the class of the last character in a state that may be within a word.
+func wordClass(s runState) (charClass, bool) {
+	switch {
+	case s >= runLower && s < runUpper:
+		return classLower, true
+	case s >= runUpper && s < runDigit:
+		return classUpper, true
+	case s == runDigit:
+		return classDigit, true
+	case s == runPunct, s == runPuncts:
+		return classSign, true
+	}
+	return 0, false
 }
 
 // EstimateTokens counts the tokens of one whole text.
@@ -82,17 +196,17 @@ func (e *Estimator) Feed(text []byte) {
 		i = e.completeRune(text, i)
 	}
 	for i < len(text) {
-		switch charClasses[text[i]] {
-		case classLower, classUpper:
-			i = e.letters(text, i)
-		case classDigit:
-			i = e.digits(text, i)
-		case classSpace:
-			i = e.spaces(text, i)
-		case classPunct:
-			i = e.punctuation(text, i)
-		default:
+		switch c := charClasses[text[i]]; {
+		case c <= classDigit, c == classSign && e.wordLen > 0:
+			i = e.word(text, i)
+		case c == classWide:
 			i = e.wide(text, i)
+		default:
+			e.endWord()
+			t := steps[e.state][c]
+			e.milli += int64(t.milli)
+			e.state = t.next
+			i++
 		}
 	}
 }
@@ -100,7 +214,7 @@ func (e *Estimator) Feed(text []byte) {
 // Break ends the text: what is fed next is another one, not its continuation.
 func (e *Estimator) Break() {
 	e.endWord()
-	e.endRun()
+	e.state = runNone
 	if e.partLen > 0 {
 		e.milli += int64(e.partLen) * milliToken / 2
 		e.partLen = 0
@@ -109,105 +223,48 @@ func (e *Estimator) Break() {
 
 // Tokens returns the count of all that was fed, rounded up.
 func (e *Estimator) Tokens() int64 {
-	end := *e // a copy, so that asking does not end the run
+	end := *e // a copy, so that asking does not end the word
 	end.Break()
 	return (end.milli + milliToken - 1) / milliToken
 }
 
-func (e *Estimator) letters(text []byte, i int) int {
-	if e.class != classLower {
-		e.endRun()
-		e.class = classLower // a letter run may mix both cases
-		e.upper = charClasses[text[i]] == classUpper
-	}
+// word reads on in a word, or begins one.
+func (e *Estimator) word(text []byte, i int) int {
 	if e.wordLen == 0 {
-		e.wordBase, e.wordFlips, e.wordKind = e.milli, 0, charClasses[text[i]]
+		e.wordBase, e.wordFlips = e.milli, 0
 	}
+	s, milli, flips := e.state, e.milli, e.wordFlips
 	begin := i
 	for ; i < len(text); i++ {
 		c := charClasses[text[i]]
-		if c != classLower && c != classUpper {
+		if c > classSign {
 			break
 		}
-		if c != e.wordKind {
-			e.wordFlips++
-			e.wordKind = c
-		}
-		upper := c == classUpper
-		if upper && !e.upper {
-			e.humps++
-		}
-		e.upper = upper
+		t := steps[s][c]
+		s = t.next
+		milli += int64(t.milli)
+		flips += int64(t.flips)
 	}
-	e.runLen += int64(i - begin)
+	e.state, e.milli, e.wordFlips = s, milli, flips
 	e.wordLen += int64(i - begin)
 	return i
 }
 
-func (e *Estimator) digits(text []byte, i int) int {
-	if e.class != classDigit {
-		e.endRun()
-		e.class = classDigit
+func (e *Estimator) endWord() {
+	n := e.wordLen
+	if n == 0 {
+		return
 	}
-	if e.wordLen == 0 {
-		e.wordBase, e.wordFlips, e.wordKind = e.milli, 0, classDigit
+	e.wordLen = 0
+	if n >= opaqueWordMin && e.wordFlips*10 >= n*4 {
+		e.milli = e.wordBase + n*10*milliToken/14
+		e.state = runNone
 	}
-	if e.wordKind != classDigit {
-		e.wordFlips++
-		e.wordKind = classDigit
-	}
-	begin := i
-	for i < len(text) && charClasses[text[i]] == classDigit {
-		i++
-	}
-	e.runLen += int64(i - begin)
-	e.wordLen += int64(i - begin)
-	return i
-}
-
-func (e *Estimator) spaces(text []byte, i int) int {
-	e.endWord()
-	if e.class != classSpace {
-		e.endRun()
-		e.class = classSpace
-		e.upper = false
-	}
-	for i < len(text) && charClasses[text[i]] == classSpace {
-		e.runLen++
-		// A run of one costs by which one it is: upper marks any but the blank.
-		e.upper = text[i] != ' '
-		i++
-	}
-	return i
-}
-
-func (e *Estimator) punctuation(text []byte, i int) int {
-	if e.class != classPunct {
-		e.endRun()
-		e.class = classPunct
-	}
-	for ; i < len(text) && charClasses[text[i]] == classPunct; i++ {
-		if e.wordLen > 0 {
-			switch text[i] {
-			case '+', '/', '=':
-				e.wordLen++
-				if e.wordKind != classPunct {
-					e.wordFlips++
-					e.wordKind = classPunct
-				}
-			default:
-				e.endWord()
-				e.class = classPunct
-			}
-		}
-		e.runLen++
-	}
-	return i
 }
 
 func (e *Estimator) wide(text []byte, i int) int {
 	e.endWord()
-	e.endRun()
+	e.state = runNone
 	for i < len(text) && text[i] >= utf8.RuneSelf {
 		if !utf8.FullRune(text[i:]) {
 			e.partLen = copy(e.part[:], text[i:])
@@ -258,43 +315,6 @@ func runeCost(r rune, size int) int64 {
 		return 800
 	}
 	return 1000
-}
-
-func (e *Estimator) endRun() {
-	n := e.runLen
-	switch e.class {
-	case classLower:
-		e.milli += milliToken + 200*max(0, n-8) + 750*e.humps
-	case classDigit:
-		e.milli += n*10*milliToken/24 + 350
-	case classSpace:
-		switch {
-		case n > 1:
-			e.milli += milliToken + (n-1)*milliToken/40
-		case e.upper:
-			e.milli += 600
-		}
-	case classPunct:
-		if n == 1 {
-			e.milli += 900
-		} else if n > 1 {
-			e.milli += milliToken + (n-2)*milliToken/4
-		}
-	}
-	e.class, e.runLen, e.humps = classNone, 0, 0
-}
-
-func (e *Estimator) endWord() {
-	if e.wordLen == 0 {
-		return
-	}
-	n := e.wordLen
-	e.wordLen = 0
-	if n < opaqueWordMin || e.wordFlips*10 < n*4 {
-		return
-	}
-	e.endRun()
-	e.milli = e.wordBase + n*10*milliToken/14
 }
 
 // FamilyFactor is by how much the vocabulary of a model needs more tokens than

@@ -161,12 +161,8 @@ func CleanQuery(rawQuery string) string {
 
 func plainValue(s string) bool {
 	for i := range len(s) {
-		switch charClasses[s[i]] {
-		case classLower, classUpper, classDigit:
-		default:
-			if s[i] != '-' && s[i] != '_' && s[i] != '.' {
-				return false
-			}
+		if charClasses[s[i]] > classDigit && s[i] != '-' && s[i] != '_' && s[i] != '.' {
+			return false
 		}
 	}
 	return true

@@ -54,7 +54,7 @@ func (p *peeker) count(in place) bool {
 		}
 		return p.countObject(in)
 	case '[':
-		return r.elements(func() bool { return p.count(in) })
+		return p.countElements(in)
 	case '"':
 		t, ok := r.str()
 		if ok {
@@ -64,6 +64,24 @@ func (p *peeker) count(in place) bool {
 	}
 	p.tokens++ // a number is one token; in an embeddings input it is one exactly
 	return r.scalar()
+}
+
+func (p *peeker) countElements(in place) bool {
+	r := &p.r
+	if !r.enter() {
+		return false
+	}
+	if r.peek() == ']' {
+		return r.leave()
+	}
+	for {
+		if !p.count(in) {
+			return false
+		}
+		if more, ok := r.more(']'); !more {
+			return ok
+		}
+	}
 }
 
 func (p *peeker) countSchemaMember(key []byte) bool {
@@ -81,18 +99,34 @@ func (p *peeker) countText(t text) {
 		p.est.Break()
 		return
 	}
-	var plain [utf8.UTFMax]byte
+	// Escapes come in crowds: their characters are gathered before they are counted.
+	var gathered [512]byte
+	n := 0
 	for len(raw) > 0 {
+		if n > len(gathered)/2 {
+			p.est.Feed(gathered[:n])
+			n = 0
+		}
+		if raw[0] == '\\' {
+			c, size := nextEscape(raw)
+			n += utf8.EncodeRune(gathered[n:], c)
+			raw = raw[size:]
+			continue
+		}
 		k := bytes.IndexByte(raw, '\\')
 		if k < 0 {
-			p.est.Feed(raw)
-			break
+			k = len(raw)
 		}
-		p.est.Feed(raw[:k])
-		c, size := nextEscape(raw[k:])
-		p.est.Feed(plain[:utf8.EncodeRune(plain[:], c)])
-		raw = raw[k+size:]
+		if k <= len(gathered)/4 {
+			n += copy(gathered[n:], raw[:k])
+		} else {
+			p.est.Feed(gathered[:n])
+			p.est.Feed(raw[:k])
+			n = 0
+		}
+		raw = raw[k:]
 	}
+	p.est.Feed(gathered[:n])
 	p.est.Break()
 }
 

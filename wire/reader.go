@@ -46,6 +46,12 @@ func (r *reader) peek() byte {
 }
 
 func (r *reader) space() {
+	if r.i < len(r.b) && r.b[r.i] <= ' ' {
+		r.spaces()
+	}
+}
+
+func (r *reader) spaces() {
 	for r.i < len(r.b) {
 		switch r.b[r.i] {
 		case ' ', '\n', '\t', '\r':
@@ -83,15 +89,8 @@ func (r *reader) members(each func(key []byte) bool) bool {
 		if !each(r.key(t)) {
 			return false
 		}
-		r.space()
-		switch r.peek() {
-		case ',':
-			r.i++
-			r.space()
-		case '}':
-			return r.leave()
-		default:
-			return r.fail("a comma or a closing brace is missing")
+		if more, ok := r.more('}'); !more {
+			return ok
 		}
 	}
 }
@@ -108,17 +107,25 @@ func (r *reader) elements(each func() bool) bool {
 		if !each() {
 			return false
 		}
-		r.space()
-		switch r.peek() {
-		case ',':
-			r.i++
-			r.space()
-		case ']':
-			return r.leave()
-		default:
-			return r.fail("a comma or a closing bracket is missing")
+		if more, ok := r.more(']'); !more {
+			return ok
 		}
 	}
+}
+
+// more steps over the comma to the next element or member, or over the closing
+// end; more is false after the end, and where neither stands.
+func (r *reader) more(end byte) (more, ok bool) {
+	r.space()
+	switch r.peek() {
+	case ',':
+		r.i++
+		r.space()
+		return true, true
+	case end:
+		return false, r.leave()
+	}
+	return false, r.fail("a comma or a closing bracket is missing")
 }
 
 func (r *reader) enter() bool {
@@ -224,13 +231,8 @@ func (r *reader) digits() bool {
 func (r *reader) str() (t text, ok bool) {
 	r.i++
 	t.from = r.i
-	for r.i < len(r.b) {
-		c := r.b[r.i]
-		if !stringStops[c] {
-			r.i++
-			continue
-		}
-		switch c {
+	for r.plainStretch() {
+		switch r.b[r.i] {
 		case '"':
 			t.to = r.i
 			r.i++
@@ -245,6 +247,16 @@ func (r *reader) str() (t text, ok bool) {
 		}
 	}
 	return t, r.fail("a string does not end")
+}
+
+// plainStretch steps over the bytes that need no look; false at the end of all.
+func (r *reader) plainStretch() bool {
+	b, i := r.b, r.i
+	for i < len(b) && !stringStops[b[i]] {
+		i++
+	}
+	r.i = i
+	return i < len(b)
 }
 
 // stringStops marks the bytes that end a plain stretch of a string.
