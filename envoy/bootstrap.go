@@ -11,10 +11,11 @@ import (
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	overloadv3 "github.com/envoyproxy/go-control-plane/envoy/config/overload/v3"
+	connectionsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/resource_monitors/downstream_connections/v3"
 	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
@@ -87,6 +88,10 @@ func Bootstrap(o BootstrapOptions) (*bootstrapv3.Bootstrap, error) {
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
 		CircuitBreakers:      breakers(),
 	})
+	limit, err := connectionLimit()
+	if err != nil {
+		return nil, err
+	}
 	b := &bootstrapv3.Bootstrap{
 		Node: &corev3.Node{Id: o.NodeID, Cluster: o.Region},
 		DynamicResources: &bootstrapv3.Bootstrap_DynamicResources{
@@ -99,7 +104,7 @@ func Bootstrap(o BootstrapOptions) (*bootstrapv3.Bootstrap, error) {
 			},
 		},
 		StaticResources: &bootstrapv3.Bootstrap_StaticResources{Clusters: clusters},
-		LayeredRuntime:  downstreamConnections(),
+		OverloadManager: limit,
 	}
 	if o.Admin != "" {
 		host, port, err := splitAddress(o.Admin)
@@ -111,19 +116,19 @@ func Bootstrap(o BootstrapOptions) (*bootstrapv3.Bootstrap, error) {
 	return b, nil
 }
 
-// downstreamConnections sets the bound on client connections on purpose:
-// without one Envoy warns and takes as many as the kernel gives.
-func downstreamConnections() *bootstrapv3.LayeredRuntime {
-	layer, err := structpb.NewStruct(map[string]any{
-		"overload.global_downstream_max_connections": 100_000,
-	})
+// maxConnections bounds client connections on purpose: without a bound Envoy
+// takes as many as the kernel gives.
+const maxConnections = 100_000
+
+func connectionLimit() (*overloadv3.OverloadManager, error) {
+	monitor, err := pack(&connectionsv3.DownstreamConnectionsConfig{MaxActiveDownstreamConnections: maxConnections})
 	if err != nil {
-		panic(err) // a literal of numbers cannot fail
+		return nil, err
 	}
-	return &bootstrapv3.LayeredRuntime{Layers: []*bootstrapv3.RuntimeLayer{{
-		Name:           "keyway",
-		LayerSpecifier: &bootstrapv3.RuntimeLayer_StaticLayer{StaticLayer: layer},
-	}}}
+	return &overloadv3.OverloadManager{ResourceMonitors: []*overloadv3.ResourceMonitor{{
+		Name:       "envoy.resource_monitors.global_downstream_max_connections",
+		ConfigType: &overloadv3.ResourceMonitor_TypedConfig{TypedConfig: monitor},
+	}}}, nil
 }
 
 func serviceHTTP2() *corev3.Http2ProtocolOptions {
