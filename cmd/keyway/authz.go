@@ -42,12 +42,12 @@ func runAuthz(cmd *cobra.Command, f regionFlags, bodyBytes int64) (err error) {
 	if err != nil {
 		return err
 	}
-	holder := p.newConfig()
 	regional, err := p.openStore(ctx, f.Store)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, regional.Close()) }() // Last: nothing uses it any more.
+	holder := p.newConfig()
 	listener, err := listen(ctx, f.Listen)
 	if err != nil {
 		return err

@@ -48,12 +48,12 @@ func runExtproc(cmd *cobra.Command, f regionFlags, o extproc.Options) (err error
 	if err != nil {
 		return err
 	}
-	holder := p.newConfig()
 	regional, err := p.openStore(ctx, f.Store)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, regional.Close()) }() // Last: what is open has been settled.
+	holder := p.newConfig()
 	listener, err := listen(ctx, f.Listen)
 	if err != nil {
 		return err

@@ -192,6 +192,7 @@ var columns = []column{
 	{"reasoning_tokens", func(r ledger.Row) string { return whole(r.ReasoningTokens) }},
 	{"cost_micros", func(r ledger.Row) string { return whole(r.CostMicros) }},
 	{"price_version", func(r ledger.Row) string { return r.PriceVersion }},
+	{"prompt_tokens_estimate", func(r ledger.Row) string { return whole(r.PromptTokensEstimate) }},
 	{"upstream_request_id", func(r ledger.Row) string { return r.UpstreamRequestID }},
 	{"admitted_at_ms", func(r ledger.Row) string { return whole(r.AdmittedAtMs) }},
 	{"first_byte_at_ms", func(r ledger.Row) string { return whole(r.FirstByteAtMs) }},

@@ -100,11 +100,19 @@ type region struct {
 // runUp prepares, starts, waits and stops.
 func runUp(ctx context.Context, hurry <-chan struct{}, o upOptions, out io.Writer) error {
 	say := func(line string) { fmt.Fprintln(out, line) }
-	r, unlock, err := prepare(ctx, o, say)
+	r := &region{upOptions: o}
+	var err error
+	if r.layout, err = newLayout(o.Dir); err != nil {
+		return err
+	}
+	unlock, err := r.lockDir()
 	if err != nil {
-		return stopped(ctx, err)
+		return err
 	}
 	defer unlock()
+	if err := r.prepare(ctx, say); err != nil {
+		return stopped(ctx, err)
+	}
 
 	var state readiness
 	var children *supervise.Supervisor
@@ -149,34 +157,19 @@ func removeReady(path string, say func(string)) {
 }
 
 // prepare settles everything that can fail for a reason the user can mend
-// before the first process is started: folder, programs, configuration, ports.
-func prepare(ctx context.Context, o upOptions, say func(string)) (_ *region, unlock func(), err error) {
-	r := &region{upOptions: o}
-	if r.layout, err = newLayout(o.Dir); err != nil {
-		return nil, nil, err
-	}
-	if unlock, err = r.lockDir(); err != nil {
-		return nil, nil, err
-	}
-	defer func() {
-		if err != nil {
-			unlock()
-		}
-	}()
+// before the first process is started: programs, configuration, ports.
+func (r *region) prepare(ctx context.Context, say func(string)) (err error) {
 	removeReady(r.Ready, say)
 	if err := r.clearRun(); err != nil {
-		return nil, nil, err
+		return err
 	}
 	if r.binary, err = os.Executable(); err != nil {
-		return nil, nil, fmt.Errorf("find own binary: %w", err)
+		return fmt.Errorf("find own binary: %w", err)
 	}
-	if r.parts, err = parts.All(ctx, parts.Options{Dir: o.PartsDir, Progress: say, Getenv: r.partsEnv}); err != nil {
-		return nil, nil, err
+	if r.parts, err = parts.All(ctx, parts.Options{Dir: r.PartsDir, Progress: say, Getenv: r.partsEnv}); err != nil {
+		return err
 	}
-	if err := r.settleConfig(); err != nil {
-		return nil, nil, err
-	}
-	return r, unlock, nil
+	return r.settleConfig()
 }
 
 // partsEnv lets --store take the place of its environment variable.

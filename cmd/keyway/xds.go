@@ -32,7 +32,7 @@ configuration serves on.
 What each node has accepted stands under /status of --metrics. At a stop it ends
 at once: its streams never drain, and everyone works on with what they have.`,
 		Example: `  keyway xds --config config.yaml --listen unix:/run/keyway/xds.sock
-  keyway xds --config /etc/keyway/config.yaml --listen 0.0.0.0:9090 --state /var/lib/keyway/xds.state`,
+  keyway xds --config /etc/keyway.yaml --listen 0.0.0.0:9090 --state /var/lib/keyway/xds.state`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runXDS(cmd, f) },
 	}
