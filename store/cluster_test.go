@@ -1,0 +1,88 @@
+package store
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"keyway/domain"
+	"keyway/store/storetest"
+)
+
+// TestACluster proves what a single server does not notice: that every key of
+// a script is declared and that they share a slot.
+func TestACluster(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	s := open(t, Options{URL: storetest.StartCluster(t, 3)})
+	s.Start(ctx)
+	requests := map[string]bool{}
+	for range 100 { // over all shards and nodes
+		o := newTenant()
+		d := o.decide(
+			o.hold(domain.LimitRPM, 10, 1), o.hold(domain.LimitTPM, 1000, 10), o.hold(domain.LimitInFlight, 2, 1),
+			o.hold(domain.LimitBudgetDay, 100, 30), o.own(o.hold(domain.LimitBudgetMonth, 100, 30)),
+		)
+		d.Candidates = []domain.Candidate{{Channel: unique("a"), Slots: 1}, {Channel: unique("b"), Slots: 1}}
+		admit(t, s, d)
+		other := d
+		other.RequestID = unique("request")
+		require.Equal(t, 1, admit(t, s, other).Skipped)
+		require.NoError(t, s.Refund(ctx, other))
+		moved, err := s.MoveSlot(ctx, domain.SlotMove{RequestID: d.RequestID, From: d.Candidates[0], To: d.Candidates[1]})
+		require.NoError(t, err)
+		require.True(t, moved)
+		channel := d.Candidates[1].Channel
+		open, err := s.Renew(ctx, []domain.Lease{{RequestID: d.RequestID, Identity: d.Identity, Holds: d.Holds, Channel: channel, TTL: domain.DefaultLease}})
+		require.NoError(t, err)
+		require.Equal(t, []bool{true}, open)
+		settlement := ends(d, 5, 7)
+		settlement.Channel = channel
+		result, err := s.Settle(ctx, settlement)
+		require.NoError(t, err)
+		require.Equal(t, domain.SettleDone, result)
+		held := counters(t, s, o, d.Candidates[0].Channel, channel)
+		delete(held, "tpm:key") // it drains
+		require.Equal(t, map[string]int64{"rpm:key": 1, "budget_day:key": 7, "budget_month:identity": 7}, held)
+		requests[d.RequestID] = true
+	}
+	for range 5 {
+		require.NoError(t, s.Probe(ctx))
+	}
+	expired, err := s.Expired(ctx, 10)
+	require.NoError(t, err)
+	assert.Empty(t, expired)
+	for range 20 {
+		entries, err := s.ReadOutbox(ctx, domain.OutboxRead{Consumer: "one", Max: 30, ReclaimIdle: 1})
+		require.NoError(t, err)
+		for _, e := range entries {
+			require.NoError(t, e.Err)
+			delete(requests, e.Record.RequestID)
+		}
+		if len(entries) > 0 {
+			require.NoError(t, s.DeadLetter(ctx, entries[0], "a test"))
+			require.NoError(t, s.AckOutbox(ctx, entries[1:]))
+		}
+	}
+	assert.Empty(t, requests, "every record came out")
+	stats, err := s.Stats(ctx)
+	require.NoError(t, err)
+	assert.Zero(t, stats)
+	k := newKey()
+	require.NoError(t, s.PutKey(ctx, k))
+	keys, err := s.Keys(ctx)
+	require.NoError(t, err)
+	assert.Equal(t, []domain.VirtualKey{k}, keys)
+	assert.True(t, s.Alive())
+}
+
+// TestConservationInACluster is the same property on the other topology.
+func TestConservationInACluster(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("long")
+	}
+	conserve(t, open(t, Options{URL: storetest.StartCluster(t, 3)}))
+}
