@@ -112,6 +112,10 @@ func TestServicesSubscribeToRealServer(t *testing.T) {
 	at(2)
 	require.NoError(t, r.stop())
 	assert.EqualValues(t, 2, holder.Load().Version, "the last good one stays in force")
+	require.Eventually(t, func() bool { // it is kept a moment after it is in force
+		rc, err := config.ReadRegionConfig(cache)
+		return err == nil && rc.GetVersion() == 2
+	}, patience, 5*time.Millisecond)
 	offline := subscribe(t, socket, cache)
 	require.Eventually(t, func() bool { return offline.Load() != nil }, patience, 5*time.Millisecond)
 	assert.EqualValues(t, 2, offline.Load().Version, "a start needs no control plane")
