@@ -89,8 +89,8 @@ func (x *exchange) accept(c *call, raw []byte) (*call, *failure) {
 	return parsed, nil
 }
 
-// accepts reports whether r carries the face's credential, once, in the
-// carrier of its dialect, and no other credential anywhere.
+// accepts reports whether r carries the face's credential, once, in a carrier
+// of its dialect, and no other credential anywhere.
 func (f *Face) accepts(r *http.Request, op operation) bool {
 	if f.options.WantKey == "" {
 		return true
@@ -102,8 +102,9 @@ func (f *Face) accepts(r *http.Request, op operation) bool {
 	if found != 1 || r.URL.Query().Has("key") {
 		return false
 	}
-	if op.anthropic() {
-		return r.Header.Get("X-Api-Key") == f.options.WantKey
+	// Anthropic takes an API key in either carrier; its newest SDKs send it as a bearer.
+	if op.anthropic() && r.Header.Get("X-Api-Key") == f.options.WantKey {
+		return true
 	}
 	return r.Header.Get("Authorization") == "Bearer "+f.options.WantKey
 }

@@ -312,7 +312,10 @@ func TestCredential(t *testing.T) {
 		{"twice", chat, []string{"Authorization", "Bearer " + key, "Authorization", "Bearer " + key}, 401},
 		{"in the query", chat + "?key=1", []string{"Authorization", "Bearer " + key}, 401},
 		{"messages right", messages, []string{"X-Api-Key", key}, 200},
-		{"messages wrong carrier", messages, []string{"Authorization", "Bearer " + key}, 401},
+		{"messages bearer", messages, []string{"Authorization", "Bearer " + key}, 200},
+		{"messages both", messages, []string{"X-Api-Key", key, "Authorization", "Bearer " + key}, 401},
+		{"messages wrong", messages, []string{"X-Api-Key", "other"}, 401},
+		{"messages wrong carrier", messages, []string{"Api-Key", key}, 401},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			got := post(t, s.Face("a").URL()+row.path, body, row.headers...)
