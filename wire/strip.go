@@ -26,9 +26,10 @@ type offsets struct{ from, to int64 }
 // nothingOpen tells pass that no frame has begun.
 const nothingOpen int64 = -1
 
-// drop takes out a frame that ended in the bytes about to be passed.
+// drop takes out a frame that ended in the bytes about to be passed, unless it
+// is too long to have been held, however it came.
 func (s *stripper) drop(f sse.Frame) {
-	if s.released != f.Start+1 {
+	if f.End-f.Start <= maxHeld {
 		s.drops = append(s.drops, offsets{f.Start, f.End})
 	}
 }

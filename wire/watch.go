@@ -65,8 +65,8 @@ type StreamError struct {
 // Result is what a Watcher knows. Strings are "" when the answer did not say.
 type Result struct {
 	Usage domain.Usage
-	// HasUsage is true when Usage is the provider's own count of the answer as
-	// far as it came. When false, Usage may still hold the input side.
+	// HasUsage is true when Usage is the provider's own count of both sides, as
+	// far as the answer came. When false, Usage may still hold the input side.
 	HasUsage bool
 	// InputExact is true when the input side of Usage is the provider's count.
 	InputExact bool
@@ -198,8 +198,10 @@ func (w *Watcher) AtBoundary() bool {
 func (w *Watcher) Result() Result {
 	r := w.result
 	r.Usage = w.tally.usage(w.opts.API.Dialect())
-	r.HasUsage = w.hasUsage && r.Usage != domain.Usage{}
-	r.InputExact = r.HasUsage || (w.input && r.Usage.Input() > 0)
+	// An answer that counts only one side, or nothing at all, is not believed.
+	r.HasUsage = w.hasUsage && r.Usage != domain.Usage{} && w.tally.has(countPrompt) &&
+		(w.tally.has(countOutput) || w.opts.API == domain.APIEmbeddings)
+	r.InputExact = r.HasUsage || ((w.input || w.hasUsage) && r.Usage.Input() > 0)
 	r.RawUsage = w.rawUsage()
 	r.Terminal = w.terminal()
 	r.FirstOutput = w.FirstOutput()

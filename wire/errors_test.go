@@ -1,0 +1,227 @@
+package wire
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"keyway/domain"
+)
+
+func TestErrorBodies(t *testing.T) {
+	t.Parallel()
+	hard := "He said \"no\"\n\\ <b> 中"
+	tests := []struct {
+		name              string
+		err               *domain.Error
+		openAI, anthropic int
+		body, otherBody   string
+		headers           []Header
+	}{
+		{
+			"bad key", domain.Errorf(domain.CodeInvalidKey, "No."), 401, 401,
+			`{"error":{"message":"No.","type":"invalid_request_error","param":null,"code":"invalid_api_key"}}`,
+			`{"type":"error","error":{"type":"authentication_error","message":"No."},"request_id":"req_1"}`,
+			[]Header{{"content-type", "application/json"}, {"x-should-retry", "false"}},
+		},
+		{
+			"unknown model", &domain.Error{Code: domain.CodeModelNotFound, Message: hard, Param: "model"}, 404, 404,
+			`{"error":{"message":"He said \"no\"\n\\ <b> 中","type":"invalid_request_error","param":"model","code":"model_not_found"}}`,
+			`{"type":"error","error":{"type":"not_found_error","message":"He said \"no\"\n\\ <b> 中"},"request_id":"req_1"}`,
+			[]Header{{"content-type", "application/json"}},
+		},
+		{
+			"rate", &domain.Error{Code: domain.CodeRateLimited, Message: "Slow.", RetryAfter: 1500 * time.Millisecond}, 429, 429,
+			`{"error":{"message":"Slow.","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded"}}`,
+			`{"type":"error","error":{"type":"rate_limit_error","message":"Slow."},"request_id":"req_1"}`,
+			[]Header{{"content-type", "application/json"}, {"retry-after", "2"}, {"retry-after-ms", "1500"}},
+		},
+		{
+			"long wait is capped", &domain.Error{Code: domain.CodeRateLimited, Message: "Slow.", Limit: &domain.Refusal{RetryAfter: time.Hour}}, 429, 429,
+			`{"error":{"message":"Slow.","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded"}}`,
+			`{"type":"error","error":{"type":"rate_limit_error","message":"Slow."},"request_id":"req_1"}`,
+			[]Header{{"content-type", "application/json"}, {"retry-after", "60"}, {"retry-after-ms", "60000"}},
+		},
+		{
+			"waiting does not help", &domain.Error{Code: domain.CodeRateLimited, Message: "Big.", NoRetry: true, RetryAfter: time.Second}, 429, 429,
+			`{"error":{"message":"Big.","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded"}}`,
+			`{"type":"error","error":{"type":"rate_limit_error","message":"Big."},"request_id":"req_1"}`,
+			[]Header{{"content-type", "application/json"}, {"x-should-retry", "false"}},
+		},
+		{
+			"budget", domain.Errorf(domain.CodeBudget, "Spent."), 429, 402,
+			`{"error":{"message":"Spent.","type":"insufficient_quota","param":null,"code":"insufficient_quota"}}`,
+			`{"type":"error","error":{"type":"billing_error","message":"Spent."},"request_id":"req_1"}`,
+			[]Header{{"content-type", "application/json"}, {"x-should-retry", "false"}},
+		},
+		{
+			"store away", domain.Errorf(domain.CodeUnavailable, "Away."), 503, 503,
+			`{"error":{"message":"Away.","type":"service_unavailable_error","param":null,"code":"service_unavailable"}}`,
+			`{"type":"error","error":{"type":"overloaded_error","message":"Away."},"request_id":"req_1"}`,
+			[]Header{{"content-type", "application/json"}, {"retry-after", "2"}, {"retry-after-ms", "2000"}},
+		},
+		{
+			"too large", domain.Errorf(domain.CodeTooLarge, "Big."), 413, 413,
+			`{"error":{"message":"Big.","type":"invalid_request_error","param":null,"code":"request_too_large"}}`,
+			`{"type":"error","error":{"type":"request_too_large","message":"Big."},"request_id":"req_1"}`,
+			[]Header{{"content-type", "application/json"}},
+		},
+		{
+			"code without a row", domain.Errorf("surprise", "Oh."), 500, 500,
+			`{"error":{"message":"Oh.","type":"server_error","param":null,"code":"internal_error"}}`,
+			`{"type":"error","error":{"type":"api_error","message":"Oh."},"request_id":"req_1"}`,
+			[]Header{{"content-type", "application/json"}},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			assert.Equal(t, tt.openAI, Status(domain.DialectOpenAI, tt.err.Code))
+			assert.Equal(t, tt.anthropic, Status(domain.DialectAnthropic, tt.err.Code))
+			assert.JSONEq(t, tt.body, string(ErrorBody(domain.DialectOpenAI, tt.err, "req_1")))
+			assert.JSONEq(t, tt.otherBody, string(ErrorBody(domain.DialectAnthropic, tt.err, "req_1")))
+			for _, d := range []domain.Dialect{domain.DialectOpenAI, domain.DialectAnthropic} {
+				assert.Equal(t, tt.headers, ErrorHeaders(d, tt.err))
+			}
+		})
+	}
+}
+
+func TestEveryCodeHasItsAnswer(t *testing.T) {
+	t.Parallel()
+	for code, status := range map[domain.Code]int{
+		domain.CodeInvalidKey: 401, domain.CodeKeyDisabled: 401, domain.CodeKeyExpired: 401,
+		domain.CodeModelNotFound: 404, domain.CodeModelMissing: 400, domain.CodeInvalidRequest: 400,
+		domain.CodeNotFound: 404, domain.CodeMethod: 405, domain.CodeTooLarge: 413, domain.CodeUnsupportedBody: 415,
+		domain.CodeRateLimited: 429, domain.CodeBudget: 429, domain.CodeUnavailable: 503, domain.CodeNoChannel: 503,
+		domain.CodeUpstream: 502, domain.CodeUpstreamTimeout: 504, domain.CodeInternal: 500,
+	} {
+		assert.Equal(t, status, Status(domain.DialectOpenAI, code), code)
+		assert.GreaterOrEqual(t, Status(domain.DialectAnthropic, code), 400, code)
+		assert.NotEmpty(t, answers[code].anthropicType, code)
+		assert.NotEmpty(t, http.StatusText(answers[code].anthropicStatus), code)
+	}
+}
+
+func TestErrorFrames(t *testing.T) {
+	t.Parallel()
+	e := &domain.Error{Code: domain.CodeUpstream, Message: "Gone\n\"away\"."}
+	c := FrameContext{RequestID: "req_1", Sequence: 8}
+	nested := `{"message":"Gone\n\"away\".","type":"server_error","param":null,"code":"upstream_error"}`
+	tests := []struct {
+		api         domain.API
+		event, data string
+	}{
+		{domain.APIChat, "", `{"error":` + nested + `}`},
+		{domain.APICompletions, "", `{"error":` + nested + `}`},
+		{domain.APIResponses, "error", `{"type":"error","code":"upstream_error","message":"Gone\n\"away\".","param":null,"sequence_number":8,"error":` + nested + `}`},
+		{domain.APIMessages, "error", `{"type":"error","error":{"type":"api_error","message":"Gone\n\"away\"."},"request_id":"req_1"}`},
+	}
+	for _, tt := range tests {
+		t.Run(string(tt.api), func(t *testing.T) {
+			t.Parallel()
+			frame := string(ErrorFrame(tt.api, e, c))
+			head, ok := strings.CutSuffix(frame, "\n\n")
+			require.True(t, ok)
+			if tt.event != "" {
+				head, ok = strings.CutPrefix(head, "event: "+tt.event+"\n")
+				require.True(t, ok)
+			}
+			data, ok := strings.CutPrefix(head, "data: ")
+			require.True(t, ok)
+			assert.NotContains(t, data, "\n")
+			assert.JSONEq(t, tt.data, data)
+		})
+	}
+}
+
+func TestHeartbeatsPassTheWatcher(t *testing.T) {
+	t.Parallel()
+	assert.Equal(t, ": ping\n", string(Heartbeat(domain.APIChat)), "one line end: two break SDKs")
+	assert.Equal(t, ": ping\n", string(Heartbeat(domain.APIResponses)))
+	beat := string(Heartbeat(domain.APIMessages))
+	data, ok := strings.CutPrefix(beat, "event: ping\ndata: ")
+	require.True(t, ok)
+	assert.True(t, json.Valid([]byte(data)))
+	assert.True(t, strings.HasSuffix(beat, "}\n\n"))
+}
+
+func TestLimitHeaders(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 11, 29, 12, 0, 0, 0, time.FixedZone("", 3600))
+	holds := []domain.Hold{
+		{Kind: domain.LimitRPM, Scope: domain.ScopeKey, Limit: 60, Amount: 1},
+		{Kind: domain.LimitTPM, Scope: domain.ScopeKey, Limit: 1000, Amount: 10},
+		{Kind: domain.LimitInFlight, Scope: domain.ScopeKey, Limit: 3, Amount: 1},
+		{Kind: domain.LimitTPM, Scope: domain.ScopeIdentity, Limit: 9000, Amount: 10},
+		{Kind: domain.LimitBudgetDay, Scope: domain.ScopeIdentity, Limit: 5, Amount: 1},
+	}
+	adm := domain.Admission{
+		Remaining: []int64{59, 990, 2, 80, 4},
+		Reset:     []time.Duration{time.Second, 600 * time.Millisecond, 0, 6*time.Minute + 200*time.Microsecond, 0},
+	}
+	assert.Equal(t, []Header{
+		{"x-ratelimit-limit-requests", "60"},
+		{"x-ratelimit-remaining-requests", "59"},
+		{"x-ratelimit-reset-requests", "1s"},
+		{"x-ratelimit-limit-tokens", "9000"},
+		{"x-ratelimit-remaining-tokens", "80"},
+		{"x-ratelimit-reset-tokens", "6m0s"},
+	}, LimitHeaders(domain.DialectOpenAI, holds, adm, now))
+	assert.Equal(t, []Header{
+		{"anthropic-ratelimit-requests-limit", "60"},
+		{"anthropic-ratelimit-requests-remaining", "59"},
+		{"anthropic-ratelimit-requests-reset", "2026-11-29T11:00:01Z"},
+		{"anthropic-ratelimit-tokens-limit", "9000"},
+		{"anthropic-ratelimit-tokens-remaining", "80"},
+		{"anthropic-ratelimit-tokens-reset", "2026-11-29T11:06:00Z"},
+	}, LimitHeaders(domain.DialectAnthropic, holds, adm, now))
+
+	refused := domain.Admission{Refusal: &domain.Refusal{Kind: domain.LimitRPM, Limit: 60, Remaining: 0, RetryAfter: 12 * time.Millisecond}}
+	assert.Equal(t, []Header{
+		{"x-ratelimit-limit-requests", "60"},
+		{"x-ratelimit-remaining-requests", "0"},
+		{"x-ratelimit-reset-requests", "12ms"},
+	}, LimitHeaders(domain.DialectOpenAI, holds, refused, now))
+	assert.Empty(t, LimitHeaders(domain.DialectOpenAI, nil, domain.Admission{}, now))
+}
+
+func TestResponseHeaders(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{
+		"openai-organization", "OpenAI-Project", "anthropic-organization-id", "Anthropic-Workspace-Id", "Set-Cookie",
+		"x-ratelimit-remaining-tokens", "anthropic-ratelimit-unified-5h-reset", "CF-Ray", "cf-cache-status", "alt-svc",
+	} {
+		assert.True(t, StripResponseHeader(name), name)
+	}
+	for _, name := range []string{"content-type", "openai-processing-ms", "openai-version", "x-request-id", "request-id", "retry-after", "x-should-retry", "date"} {
+		assert.False(t, StripResponseHeader(name), name)
+	}
+	assert.Equal(t, "x-request-id", RequestIDHeader(domain.DialectOpenAI))
+	assert.Equal(t, "request-id", RequestIDHeader(domain.DialectAnthropic))
+}
+
+func TestCleanQuery(t *testing.T) {
+	t.Parallel()
+	for query, want := range map[string]string{
+		"":                          "",
+		"beta=true":                 "beta=true",
+		"beta":                      "beta",
+		"key=kw_secret":             "",
+		"key=kw_secret&beta=true":   "beta=true",
+		"beta=true&model=other":     "beta=true",
+		"beta=a&beta=b":             "beta=a",
+		"beta=true;model=x":         "",
+		"b%65ta=true":               "",
+		"beta=%26model%3Dx":         "",
+		"api-version=1&beta2=true":  "",
+		"beta=2026-10-21_x.1&&&a=b": "beta=2026-10-21_x.1",
+	} {
+		assert.Equal(t, want, CleanQuery(query), query)
+	}
+}
