@@ -70,6 +70,10 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	if err := checkHeaders(r.Headers); err != nil {
 		return Admitted{}, err
 	}
+	if int64(len(r.Body)) > snap.MaxRequestBytes {
+		// What is here may be the beginning only: nothing in it counts.
+		return Admitted{}, errTooLarge
+	}
 	peek, err := wire.Peek(api, r.Body)
 	if err != nil {
 		return Admitted{}, err
@@ -213,6 +217,7 @@ var (
 	errStarting  = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "The gateway is starting; try again in a second."}
 	errDraining  = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "This gateway instance is shutting down; try again."}
 	errStoreAway = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "The gateway cannot check limits at the moment; try again in a second."}
+	errTooLarge  = &domain.Error{Code: domain.CodeTooLarge, NoRetry: true, Message: "The request body is larger than this gateway accepts. Send a smaller one."}
 	errBusy      = &domain.Error{Code: domain.CodeRateLimited, RetryAfter: time.Second, Message: "Every channel of this model is busy; try again in a second."}
 	errOverload  = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "The gateway holds too many request bodies at the moment; try again in a second."}
 )

@@ -1,6 +1,7 @@
 package authz
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -86,7 +87,7 @@ func newFixture(t *testing.T) *fixture {
 	provider := domain.Provider{Name: "p", Dialects: []domain.Dialect{domain.DialectOpenAI}, FirstByteLimit: 7 * time.Second}
 	holder := &config.Holder{}
 	holder.Set(&config.Snapshot{
-		Lease: 30 * time.Second,
+		MaxRequestBytes: maxBody, Lease: 30 * time.Second,
 		Models: map[string]domain.Model{
 			"m":      {Name: "m", ContextWindow: 1000, MaxOutput: 400, Price: domain.Price{Version: "v", Input: 1_000_000, Output: 2_000_000}, Channels: []string{"b", "a"}},
 			"lonely": {Name: "lonely", MaxOutput: 1, Channels: []string{"anthropic"}},
@@ -124,6 +125,9 @@ func (f *fixture) request(body string) Request {
 		Headers: map[string]string{"authorization": "Bearer " + f.secret},
 	}
 }
+
+// maxBody is the fixture's limit of a request body.
+const maxBody = 4096
 
 const hello = `{"model":"m","messages":[{"role":"user","content":"hello there"}],"stream":true,"max_tokens":100}`
 
@@ -194,6 +198,10 @@ func TestCheckRefuses(t *testing.T) {
 		{"wrong method", func(_ *fixture, r *Request) { r.Method = "GET" }, domain.CodeMethod},
 		{"compressed", func(_ *fixture, r *Request) { r.Headers["content-encoding"] = "gzip" }, domain.CodeUnsupportedBody},
 		{"two versions", func(_ *fixture, r *Request) { r.Headers["anthropic-version"] = "a,b" }, domain.CodeInvalidRequest},
+		{"a byte too many", func(_ *fixture, r *Request) {
+			// Envoy may have cut it: whatever stands in it is not read.
+			r.Body = append(r.Body, bytes.Repeat([]byte(" "), maxBody+1-len(r.Body))...)
+		}, domain.CodeTooLarge},
 		{"bad JSON", func(_ *fixture, r *Request) { r.Body = []byte(`{`) }, domain.CodeInvalidRequest},
 		{"unknown model", func(_ *fixture, r *Request) { r.Body = []byte(`{"model":"x","messages":[]}`) }, domain.CodeModelNotFound},
 		{"model of another dialect", func(_ *fixture, r *Request) { r.Body = []byte(`{"model":"lonely","messages":[]}`) }, domain.CodeModelNotFound},

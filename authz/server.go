@@ -235,6 +235,9 @@ func (s *Server) denied(r Request, err error) *authv3.CheckResponse {
 	}
 	dialect := domain.DialectForPath(pathOf(r.Target))
 	headers := wire.ErrorHeaders(dialect, e)
+	if e.Limit != nil {
+		headers = append(headers, wire.LimitHeaders(dialect, nil, domain.Admission{Refusal: e.Limit}, s.now())...)
+	}
 	headers = append(headers, requestIDHeaders(dialect, r.ID)...)
 	return &authv3.CheckResponse{
 		Status: &status.Status{Code: int32(code.Code_PERMISSION_DENIED)},

@@ -149,6 +149,9 @@ func adsSource() *corev3.ConfigSource {
 	}
 }
 
+// filterWatch is the watch's name in the filter chain.
+const filterWatch = "keyway.watch"
+
 func ingressFilters(cfg *keywayv1.Config) ([]*hcmv3.HttpFilter, error) {
 	authz, err := pack(&extauthzv3.ExtAuthz{
 		TransportApiVersion: corev3.ApiVersion_V3,
@@ -162,7 +165,9 @@ func ingressFilters(cfg *keywayv1.Config) ([]*hcmv3.HttpFilter, error) {
 		ClearRouteCache: true,
 		StatusOnError:   &typev3.HttpStatus{Code: typev3.StatusCode(StatusAuthzError)},
 		WithRequestBody: &extauthzv3.BufferSettings{
-			MaxRequestBytes: uint32(cfg.GetLimits().GetMaxRequestBytes()),
+			// One byte more than is allowed: Envoy cuts a body whose last
+			// piece crosses its limit, and authz must be able to tell.
+			MaxRequestBytes: uint32(cfg.GetLimits().GetMaxRequestBytes()) + 1,
 			PackAsBytes:     true,
 		},
 	})
@@ -177,9 +182,14 @@ func ingressFilters(cfg *keywayv1.Config) ([]*hcmv3.HttpFilter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("router: %w", err)
 	}
+	// The watch is enabled by the route. A request that Envoy refuses before it
+	// has one (431, 400, 408) is answered and its connection closed at once: an
+	// asynchronous filter would lose that answer.
+	watchByRoute := httpFilter(filterWatch, watch)
+	watchByRoute.Disabled = true
 	return []*hcmv3.HttpFilter{
 		httpFilter("envoy.filters.http.ext_authz", authz),
-		httpFilter("keyway.watch", watch),
+		watchByRoute,
 		httpFilter("envoy.filters.http.router", router),
 	}, nil
 }
