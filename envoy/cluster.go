@@ -229,7 +229,8 @@ func egressFilter(channel string) *extprocv3.ExternalProcessor {
 		StatusOnError:            &typev3.HttpStatus{Code: typev3.StatusCode_ServiceUnavailable},
 		AllowModeOverride:        true,
 		AllowContentLengthHeader: true,
-		MutationRules:            &mutationv3.HeaderMutationRules{AllowAllRouting: wrapperspb.Bool(true)},
+		// Envoy's own x-envoy-* headers are among what no provider may see.
+		MutationRules: &mutationv3.HeaderMutationRules{AllowAllRouting: wrapperspb.Bool(true), AllowEnvoy: wrapperspb.Bool(true)},
 		ProcessingMode: &extprocv3.ProcessingMode{
 			RequestHeaderMode:   extprocv3.ProcessingMode_SEND,
 			RequestBodyMode:     extprocv3.ProcessingMode_NONE,

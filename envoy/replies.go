@@ -120,7 +120,13 @@ func (r reply) mapper(dialect domain.Dialect) (*hcmv3.ResponseMapper, error) {
 		m.StatusCode = wrapperspb.UInt32(r.status)
 	}
 	if r.status == 503 || r.to == 503 {
-		m.HeadersToAdd = []*corev3.HeaderValueOption{{Header: header("retry-after", "1")}}
+		m.HeadersToAdd = append(m.HeadersToAdd, &corev3.HeaderValueOption{Header: header("retry-after", "1")})
+	}
+	if dialect == domain.DialectAnthropic {
+		// Anthropic's SDKs read the id here and nowhere else.
+		m.HeadersToAdd = append(m.HeadersToAdd, &corev3.HeaderValueOption{
+			Header: header("request-id", "%REQ(x-request-id)%"), AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
+		})
 	}
 	return m, nil
 }

@@ -5,6 +5,7 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	priorityv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/router/cluster_specifiers/priority_group/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
@@ -33,8 +34,13 @@ func ingressRoute(cfg *keywayv1.Config) (*routev3.RouteConfiguration, error) {
 	if err != nil {
 		return nil, err
 	}
+	watch, err := pack(&routev3.FilterConfig{Config: &anypb.Any{}})
+	if err != nil {
+		return nil, err
+	}
 	return &routev3.RouteConfiguration{
-		Name: ListenerIngress,
+		Name:                 ListenerIngress,
+		TypedPerFilterConfig: map[string]*anypb.Any{filterWatch: watch},
 		VirtualHosts: []*routev3.VirtualHost{{
 			Name:    "keyway",
 			Domains: []string{"*"},
