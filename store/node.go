@@ -22,6 +22,7 @@ type node struct {
 	pinger    pinger
 	seen      uint64
 	silent    int
+	crowds    float64 // sum of crowd() over the silent ticks
 	prompt    int
 	downSince time.Time
 
@@ -61,6 +62,21 @@ func (c *trackedConn) SyscallConn() (syscall.RawConn, error) {
 	}
 	return nil, syscall.EINVAL
 }
+
+// deadConn is a connection that could not be made. SyscallConn lets the client's
+// pool see that, should one have come to lie there because its caller had left.
+type deadConn struct{ err error }
+
+func (c deadConn) Read([]byte) (int, error)         { return 0, c.err }
+func (c deadConn) Write([]byte) (int, error)        { return 0, c.err }
+func (c deadConn) Close() error                     { return nil }
+func (c deadConn) LocalAddr() net.Addr              { return &net.TCPAddr{} }
+func (c deadConn) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
+func (c deadConn) SetDeadline(time.Time) error      { return nil }
+func (c deadConn) SetReadDeadline(time.Time) error  { return nil }
+func (c deadConn) SetWriteDeadline(time.Time) error { return nil }
+
+func (c deadConn) SyscallConn() (syscall.RawConn, error) { return nil, c.err }
 
 func (n *node) isDown() bool {
 	n.mu.Lock()
@@ -111,30 +127,36 @@ func (n *node) watch(ctx context.Context) {
 		}
 		if n.isDown() {
 			n.tickDown(ctx)
-		} else if n.tickUp(ctx, onTime) >= silentTicks {
+		} else if n.tickUp(ctx, onTime) {
 			n.turnDown()
 		}
 	}
 }
 
-// tickUp returns for how many ticks in a row the server has been silent.
-func (n *node) tickUp(ctx context.Context, onTime bool) int {
+// tickUp reports whether the server has been silent for so many ticks in a row
+// that it counts as down.
+func (n *node) tickUp(ctx context.Context, onTime bool) bool {
 	answered := n.pinger.poll() == pingAnswered
-	heard := n.heard.Load()
-	if answered || heard != n.seen {
-		n.silent = 0
+	if heard := n.heard.Load(); answered || heard != n.seen {
+		n.silent, n.crowds, n.seen = 0, 0, heard
 	} else if onTime {
-		n.silent++
+		n.silence(1)
 	}
-	n.seen = heard
 	began := time.Now()
 	n.pinger.send(ctx, n)
 	// A dial that hung took ticks with it; they count unless somebody heard something.
-	n.silent += int(time.Since(began) / tick)
-	if heard := n.heard.Load(); heard != n.seen {
-		n.silent, n.seen = 0, heard
+	n.silence(int(time.Since(began) / tick))
+	if n.silent < silentTicks || n.heard.Load() != n.seen {
+		return false
 	}
-	return n.silent
+	return n.silent >= patience(n.crowds/float64(n.silent))
+}
+
+func (n *node) silence(ticks int) {
+	if ticks > 0 {
+		n.silent += ticks
+		n.crowds += float64(ticks) * crowd()
+	}
 }
 
 // tickDown turns the node up when the server answers promptly again.
@@ -183,7 +205,7 @@ func (n *node) turnUp() {
 	n.mu.Lock()
 	n.down = false
 	n.mu.Unlock()
-	n.silent, n.seen = 0, n.heard.Load()
+	n.silent, n.crowds, n.seen = 0, 0, n.heard.Load()
 	n.guard.turned()
 	n.guard.announce(n)
 }

@@ -66,11 +66,11 @@ func (s *Store) filledShards(ctx context.Context) ([]int, error) {
 	return filled, nil
 }
 
-// share splits max over shards: how many shards get a turn, and how many
+// share splits most over shards: how many shards get a turn, and how many
 // entries each of them.
-func share(max, shards int) (turns, each int) {
-	turns = min(max, shards)
-	return turns, max / turns
+func share(most, shards int) (turns, each int) {
+	turns = min(most, shards)
+	return turns, most / turns
 }
 
 func (s *Store) readNew(ctx context.Context, r domain.OutboxRead, shards []int) ([]domain.OutboxEntry, error) {

@@ -22,6 +22,10 @@ import (
 // life: longer than the longest stream and the longest wait in a journal.
 const keepClosed = 24 * time.Hour
 
+// callTimeout bounds each wait of a call: for a connection, to write, to read.
+// The guard ends nearly all of them earlier.
+const callTimeout = 2 * time.Second
+
 // DefaultPoolSize is the number of connections to each server.
 const DefaultPoolSize = 64
 
@@ -85,9 +89,9 @@ func Open(o Options) (*Store, error) {
 	options.MaxRedirects = 8
 	options.ContextTimeoutEnabled = true
 	options.DialTimeout = time.Second
-	options.ReadTimeout = 2 * time.Second
-	options.WriteTimeout = 2 * time.Second
-	options.PoolTimeout = 2 * time.Second
+	options.ReadTimeout = callTimeout
+	options.WriteTimeout = callTimeout
+	options.PoolTimeout = callTimeout
 	options.PoolSize = o.PoolSize
 	options.PipelinePoolSize = -1 // nearly every act is a pipeline: one pool, one bound
 	if options.MasterName == "" {

@@ -10,12 +10,12 @@ import (
 	"keyway/lua"
 )
 
-// Expired lists up to max open reservations whose lease has ended, by the
+// Expired lists up to most open reservations whose lease has ended, by the
 // store's own clock. An entry that cannot be read is dropped from the index.
-func (s *Store) Expired(ctx context.Context, max int) ([]domain.ExpiredReservation, error) {
+func (s *Store) Expired(ctx context.Context, most int) ([]domain.ExpiredReservation, error) {
 	calls := make([]call, domain.Shards)
 	for shard := range calls {
-		calls[shard] = call{script: lua.Expired, keys: []string{openKey(shard)}, args: []any{max}}
+		calls[shard] = call{script: lua.Expired, keys: []string{openKey(shard)}, args: []any{most}}
 	}
 	cmds := s.run(ctx, calls)
 	if err := firstError(cmds); err != nil {
@@ -27,7 +27,7 @@ func (s *Store) Expired(ctx context.Context, max int) ([]domain.ExpiredReservati
 		if err != nil {
 			return nil, fmt.Errorf("list expired reservations: %w", err)
 		}
-		for _, request := range requests[:min(len(requests), max-len(due))] {
+		for _, request := range requests[:min(len(requests), most-len(due))] {
 			due = append(due, openEntry{shard: shard, request: request})
 		}
 	}
