@@ -119,7 +119,7 @@ func (l layout) lockDir() (unlock func(), err error) {
 		file.Close()
 		return nil, fmt.Errorf("keyway up already runs on %s (pid %s); stop it first, or choose another --dir", l.Root, holder[:n])
 	}
-	if err := file.Truncate(0); err == nil {
+	if err = file.Truncate(0); err == nil {
 		_, err = fmt.Fprintf(file, "%d", os.Getpid())
 	}
 	if err != nil {

@@ -46,7 +46,7 @@ the store.`,
 	flags.DurationVar(&f.Reclaim, "reclaim-idle", time.Minute,
 		"Age at which what a dead worker had read is taken over (a duration such as 1m).")
 	storeFlag(cmd, &f.Store)
-	f.processFlags.add(cmd, "127.0.0.1:9103")
+	f.add(cmd, "127.0.0.1:9103")
 	allFromEnvironment(cmd, map[string]string{"store": envStore})
 	return cmd
 }

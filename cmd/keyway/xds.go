@@ -44,7 +44,7 @@ at once: its streams never drain, and everyone works on with what they have.`,
 		"Longest wait for the Envoys to accept new clusters before the services hear of them (a duration such as 5s).")
 	flags.DurationVar(&f.RemovalGrace, "removal-grace", 0,
 		"Time that a removed channel's cluster stays for its last streams (a duration such as 10m); 0 is the configuration's drain_time.")
-	f.processFlags.add(cmd, "127.0.0.1:8081")
+	f.add(cmd, "127.0.0.1:8081")
 	allFromEnvironment(cmd, nil)
 	return cmd
 }

@@ -104,7 +104,13 @@ func (o Options) link(path, name string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("make path of %s absolute: %w", name, err)
 	}
-	link := filepath.Join(o.Dir, "bin", name)
+	link, err := filepath.Abs(filepath.Join(o.Dir, "bin", name))
+	if err != nil {
+		return "", fmt.Errorf("make link of %s absolute: %w", name, err)
+	}
+	if abs == link {
+		return abs, nil // PATH leads to our own link.
+	}
 	if now, err := os.Readlink(link); err == nil && now == abs {
 		return abs, nil
 	}

@@ -117,6 +117,20 @@ func TestFindsOnPath(t *testing.T) {
 	assert.Equal(t, envoy, link, "tests find the binary under one name")
 }
 
+func TestOwnLinkOnPathIsKept(t *testing.T) {
+	bin := t.TempDir()
+	store := program(t, bin, "valkey-server", valkey912)
+	o, _ := options(t, nil)
+	t.Setenv("PATH", filepath.Join(o.Dir, "bin")+":"+bin)
+	for range 2 { // The second time, the link is what PATH finds.
+		_, err := Store(t.Context(), o)
+		require.NoError(t, err)
+	}
+	target, err := os.Readlink(filepath.Join(o.Dir, "bin", "valkey-server"))
+	require.NoError(t, err)
+	assert.Equal(t, store, target)
+}
+
 func TestPassesOverAWrongVersionAndInstalls(t *testing.T) {
 	bin := t.TempDir()
 	program(t, bin, "envoy", envoy139)

@@ -2,6 +2,7 @@ package supervise
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -34,7 +35,7 @@ func logTail(path string) ([]byte, error) {
 	}
 	buf := make([]byte, min(info.Size(), tailBytes))
 	n, err := file.ReadAt(buf, info.Size()-int64(len(buf)))
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
 	lines := bytes.Split(bytes.TrimRight(buf[:n], "\n"), []byte("\n"))

@@ -1,0 +1,88 @@
+# Everything a person or CI does with this repository. What a target needs and
+# the machine has not is installed into .parts/, pinned by hash or version.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+GO       ?= go
+PYTHON   ?= python3
+PARTS    := .parts
+KEYWAY   := bin/keyway
+LINT     := $(GO) tool -modfile=tools/go.mod golangci-lint
+BUF      := $(PARTS)/buf/bin/buf
+GEN_GO   := $(PARTS)/bin/protoc-gen-go
+# The protobuf plugin goes with the runtime in go.mod.
+GEN_GO_VERSION := v1.36.12
+
+# The race detector needs a C compiler; without one the tests run all the same.
+RACE := $(if $(shell command -v gcc || command -v clang || command -v cc),-race,)
+# Tests stop, flush and kill their stores, so they never get one that is in use.
+TEST_ENV := env -u KEYWAY_REDIS_URL
+# Packages whose tests run real processes end to end, without the race detector.
+E2E := keyway/e2e keyway/e2e/sdk
+FUZZTIME ?= 20s
+
+.PHONY: help up build parts test unit fuzz e2e bench lint fmt generate check ci
+
+help: ## Show what can be made.
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+up: build ## Run everything on this machine, with a demo key; Ctrl-C stops it.
+	@exec $(KEYWAY) up $(ARGS)
+
+build: ## Build bin/keyway.
+	@mkdir -p bin
+	@$(GO) build -o $(KEYWAY) ./cmd/keyway
+
+parts: build ## Find or install Envoy and a store server for the tests.
+	@$(TEST_ENV) $(KEYWAY) parts --parts-dir $(PARTS)
+
+test: parts unit fuzz e2e ## Run all tests: unit, fuzz, end to end.
+
+unit: ## Run the unit tests, with the race detector.
+	@if [ -z "$(RACE)" ]; then echo "no C compiler: the unit tests run without the race detector" >&2; [ "$${CI:-}" != true ]; fi
+	$(TEST_ENV) $(GO) test $(RACE) -shuffle=on -count=1 -timeout 8m \
+	  $$($(GO) list ./... | grep -vxF -e '' $(addprefix -e ,$(E2E)))
+
+fuzz: ## Fuzz the SSE splitter, the request reader and the usage readers.
+	$(GO) test -run '^$$' -fuzz '^FuzzSplitter$$' -fuzztime $(FUZZTIME) ./wire/sse
+	$(GO) test -run '^$$' -fuzz '^FuzzPeek$$' -fuzztime $(FUZZTIME) ./wire
+	$(GO) test -run '^$$' -fuzz '^FuzzUsage$$' -fuzztime $(FUZZTIME) ./wire
+
+e2e: parts ## Run the tests on the real Envoy, a real store and the real SDKs.
+	$(TEST_ENV) $(GO) test -count=1 -timeout 20m $(E2E)
+
+bench: parts ## Measure against bare Envoy; figures go to docs/benchmarks.md.
+	$(TEST_ENV) $(GO) test -run '^$$' -bench . -benchtime 1x -count=1 -timeout 60m ./e2e
+
+lint: ## Run the linters.
+	$(LINT) run ./...
+
+fmt: ## Format the code.
+	$(LINT) fmt ./...
+
+generate: $(BUF) $(GEN_GO) ## Regenerate what is made from other files: protobuf, docs/metrics.md.
+	PATH="$(abspath $(PARTS)/bin):$$PATH" $(BUF) generate
+	$(GO) test -count=1 -run '^TestMetricsDocument$$' ./cmd/keyway -update
+
+check: $(BUF) $(GEN_GO) ## Check that generated code is current and everything is formatted.
+	@$(BUF) lint
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
+	  PATH="$(abspath $(PARTS)/bin):$$PATH" $(BUF) generate -o "$$fresh" && \
+	  for file in $$(cd "$$fresh" && find . -name '*.pb.go'); do \
+	    diff -u "$$file" "$$fresh/$$file" || { echo "$$file is not current: make generate" >&2; exit 1; }; done
+	@unformatted=$$(git ls-files '*.go' | xargs gofmt -l) && \
+	  { [ -z "$$unformatted" ] || { echo "not formatted: make fmt"; echo "$$unformatted"; exit 1; } >&2; }
+	@echo "generated code is current and the code is formatted"
+
+ci: check test lint ## Do what CI does.
+
+$(BUF): tools/buf.txt
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
+	  --upgrade --target $(PARTS)/buf -r tools/buf.txt
+	@touch $@
+
+$(GEN_GO):
+	@GOBIN=$(abspath $(PARTS)/bin) $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@$(GEN_GO_VERSION)
