@@ -317,6 +317,14 @@ providers:
     dialects: [openai, anthropic]
     base_url: http://127.0.0.1:1/v1
     first_byte_limit: 300ms
+  - name: brisk-a
+    dialects: [openai, anthropic]
+    base_url: {{(index .Faces 0).URL}}/v1
+    first_byte_limit: 1s
+  - name: brisk-b
+    dialects: [openai, anthropic]
+    base_url: {{(index .Faces 1).URL}}/v1
+    first_byte_limit: 1s
 channels:
 {{- range .Faces}}
   - {name: {{.Name}}, provider: {{.Name}}, secret: "file:{{.Secret}}", priority: 1, slots: 5000, models: [{name: m, upstream: m-at-{{.Name}}}, {name: only-{{.Name}}, upstream: m}, {name: m-h2}]}
@@ -326,6 +334,17 @@ channels:
   - {name: first, provider: a, secret: "file:{{(index .Faces 0).Secret}}", slots: 5000, models: [{name: two, upstream: m-first}]}
   - {name: second, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 5000, models: [{name: two, upstream: m-second-longer}, {name: m-silent, upstream: m-second-longer}, {name: m-refused, upstream: m-second-longer}]}
   - {name: narrow, provider: c, secret: "file:{{(index .Faces 2).Secret}}", slots: 2, models: [{name: narrow}]}
+  - {name: first-tls, provider: tlsa, secret: "file:{{(index .Faces 3).Secret}}", slots: 5000, models: [{name: two-tls, upstream: m-first}]}
+  - {name: second-tls, provider: tlsb, secret: "file:{{(index .Faces 4).Secret}}", priority: 1, slots: 5000, models: [{name: two-tls, upstream: m-second-longer}]}
+  - {name: scoped, provider: c, secret: "file:{{(index .Faces 2).Secret}}", organization: org-of-the-channel, project: project-of-the-channel, models: [{name: m-scoped}]}
+  - {name: failing, provider: a, secret: "file:{{(index .Faces 0).Secret}}", slots: 500, models: [{name: fail, upstream: m-failing}]}
+  - {name: healthy, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 500, models: [{name: fail, upstream: m-healthy-longer}]}
+  - {name: failing-h2, provider: tlsa, secret: "file:{{(index .Faces 3).Secret}}", slots: 500, models: [{name: fail-h2, upstream: m-failing}]}
+  - {name: healthy-h2, provider: tlsb, secret: "file:{{(index .Faces 4).Secret}}", priority: 1, slots: 500, models: [{name: fail-h2, upstream: m-healthy-longer}]}
+  - {name: brisk-a, provider: brisk-a, secret: "file:{{(index .Faces 0).Secret}}", slots: 500, models: [{name: silent, upstream: m-failing}]}
+  - {name: brisk-b, provider: brisk-b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 500, models: [{name: silent, upstream: m-healthy-longer}]}
+  - {name: tight, provider: a, secret: "file:{{(index .Faces 0).Secret}}", slots: 1, models: [{name: spill}]}
+  - {name: spare, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 1, models: [{name: spill}]}
 {{.ExtraChannels}}
 models:
 {{- range .Faces}}
@@ -337,14 +356,23 @@ models:
   - {name: m-silent, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: m-refused, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: narrow, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: two-tls, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: m-scoped, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: fail, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: fail-h2, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: silent, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: spill, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
 policies:
   - {name: budget1000, budget_day: "0.001"}
   - {name: rpm1, rpm: 1, in_flight: 1}
   - {name: flight1, in_flight: 1}
   - {name: wide, rpm: 1000000, tpm: 1000000000, in_flight: 100000, budget_day: "1000000", budget_month: "1000000"}
   - {name: tpm500, tpm: 500}
+  - {name: metered, rpm: 6, tpm: 6000, in_flight: 6, budget_day: "1", budget_month: "10"}
+  - {name: rpm2, rpm: 2, in_flight: 1}
 identities:
   - {id: capped, policy: budget1000}
+  - {id: purse, policy: budget1000}
   - {id: wide, policy: wide}
 `))
 
