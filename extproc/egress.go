@@ -65,11 +65,7 @@ func (s *Server) plan(ctx context.Context, a attempt) (egressPlan, error) {
 	if !ok || candidate.Channel != a.channel {
 		return egressPlan{}, fmt.Errorf("attempt %d went to channel %q, which the decision does not name there", a.number, a.channel)
 	}
-	snap := s.config.Load()
-	if snap == nil {
-		return egressPlan{}, fmt.Errorf("no configuration yet")
-	}
-	channel, ok := snap.Channels[a.channel]
+	channel, ok := s.channels.find(a.channel)
 	if !ok {
 		return egressPlan{}, fmt.Errorf("channel %q is not configured", a.channel)
 	}

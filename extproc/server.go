@@ -64,7 +64,7 @@ type Server struct {
 	extprocv3.UnimplementedExternalProcessorServer
 	accesslogv3.UnimplementedAccessLogServiceServer
 
-	config      *config.Holder
+	channels    *channels
 	store       Store
 	secrets     Secrets
 	listener    net.Listener
@@ -87,7 +87,7 @@ type Server struct {
 // New makes a Server; it does no I/O.
 func New(o Options) (*Server, error) {
 	s := &Server{
-		config: o.Config, store: o.Store, secrets: o.Secrets, listener: o.Listener,
+		store: o.Store, secrets: o.Secrets, listener: o.Listener,
 		health: o.Health, logger: o.Logger,
 		journalFile: o.JournalFile, journalSize: o.JournalBytes, stopTimeout: o.StopTimeout, now: o.Now,
 		leases: newLeases(o.Store, o.Logger), ends: newEnds(), recent: newRecent(),
@@ -104,6 +104,8 @@ func New(o Options) (*Server, error) {
 	if s.now == nil {
 		s.now = time.Now
 	}
+	s.channels = &channels{now: s.now, gone: make(map[string]goneChannel)}
+	o.Config.OnChange(s.channels.follow)
 	s.metrics = newMetrics(o.Registerer, func() float64 { return float64(s.leases.len()) }, func() float64 {
 		if s.journal == nil {
 			return 0
