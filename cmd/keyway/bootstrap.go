@@ -15,6 +15,7 @@ func newBootstrap() *cobra.Command {
 	var (
 		o      envoy.BootstrapOptions
 		output string
+		file   string
 	)
 	cmd := &cobra.Command{
 		Use:   "bootstrap",
@@ -34,6 +35,9 @@ plane. Give it to Envoy with --config-path.`,
 			if err != nil {
 				return err
 			}
+			if file != "" {
+				return replaceFile(file, text, 0o644) // Envoy runs as another user.
+			}
 			_, err = cmd.OutOrStdout().Write(text)
 			return err
 		},
@@ -45,6 +49,7 @@ plane. Give it to Envoy with --config-path.`,
 	flags.StringVar(&o.Authz, "authz", "127.0.0.1:9001", "Address of authz, host:port or unix:/path.")
 	flags.StringVar(&o.Extproc, "extproc", "127.0.0.1:9002", "Address of extproc, host:port or unix:/path.")
 	flags.StringVar(&o.Admin, "admin", "127.0.0.1:9901", "Address of Envoy's admin page, host:port; empty has none.")
+	flags.StringVar(&file, "out", "", "File to write instead of standard output, where there is no shell to redirect it.")
 	outputFlag(cmd, &output, "yaml", "json")
 	allFromEnvironment(cmd, nil)
 	return cmd

@@ -93,11 +93,14 @@ func (l layout) run(name string) string { return filepath.Join(l.Run, name) }
 // socket is a service's address in the form that flags and Envoy take.
 func (l layout) socket(service string) string { return "unix:" + l.run(service+".sock") }
 
-// writeFile puts a private file in place in one step, so that a reader sees the
-// old content or the new, never half of it.
-func writeFile(path string, data []byte) error {
+// writeFile puts a private file in place.
+func writeFile(path string, data []byte) error { return replaceFile(path, data, 0o600) }
+
+// replaceFile puts a file in place in one step, so that a reader sees the old
+// content or the new, never half of it.
+func replaceFile(path string, data []byte, mode os.FileMode) error {
 	next := path + ".next"
-	if err := os.WriteFile(next, data, 0o600); err != nil {
+	if err := os.WriteFile(next, data, mode); err != nil {
 		return fmt.Errorf("write %s: %w", filepath.Base(path), err)
 	}
 	if err := os.Rename(next, path); err != nil {
