@@ -392,7 +392,8 @@ func (p *peeker) readInt(field string, limit int64) (n int64, given, ok bool) {
 	return n, true, true
 }
 
-// parseCount reads plain decimal digits as a number up to limit.
+// parseCount reads plain decimal digits as a number up to limit; n is 0 for
+// anything else.
 func parseCount(digits []byte, limit int64) (n int64, ok bool) {
 	const enough = 15 // digits that cannot overflow
 	if len(digits) == 0 || len(digits) > enough {
@@ -404,7 +405,10 @@ func parseCount(digits []byte, limit int64) (n int64, ok bool) {
 		}
 		n = n*10 + int64(c-'0')
 	}
-	return n, n <= limit
+	if n > limit {
+		return 0, false
+	}
+	return n, true
 }
 
 func (p *peeker) readCap(field string) bool {

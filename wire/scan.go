@@ -100,10 +100,10 @@ func (s *scanner) reset() {
 	}
 }
 
-// feed reads the next piece of the document.
+// feed reads the next piece of the document. What follows its end is ignored.
 func (s *scanner) feed(p []byte) {
 	s.capFrom = 0
-	for i := 0; i < len(p) && s.state != scanBroken; {
+	for i := 0; i < len(p) && s.state < scanDone; {
 		switch s.state {
 		case scanString, scanKeyString:
 			i = s.inString(p, i)
@@ -160,8 +160,6 @@ func (s *scanner) token(p []byte, i int) {
 		}
 	case scanAfter:
 		s.after(p, i)
-	default:
-		s.state = scanBroken // something follows the document
 	}
 }
 

@@ -183,6 +183,45 @@ func TestEstimateOfForwardedText(t *testing.T) {
 	assert.InDelta(t, len(words), w.Result().OutputTokensEstimate, float64(len(words))/20)
 }
 
+// TestEscapedTextCountsAsWhatItMeans: the same text, escaped or not, cut or
+// not, is the same estimate.
+func TestEscapedTextCountsAsWhatItMeans(t *testing.T) {
+	t.Parallel()
+	frame := func(content string) []byte {
+		return []byte(`data: {"choices":[{"index":0,"delta":{"content":"` + content + `"}}]}` + "\n\n")
+	}
+	o := WatchOptions{API: domain.APIChat, Format: FormatSSE}
+	for plain, escaped := range map[string]string{
+		strings.Repeat("🙂", 10):     strings.Repeat(`\ud83d\uDE42`, 10),
+		strings.Repeat("\ufffd", 6): strings.Repeat(`\ud83d`, 6),
+		"\ufffd🙂\ufffda\ufffd":      `\ude42\ud83d\ude42\ud83da\ud83d`,
+		"a/b é中":                    `\u0061\/b \u00e9\u4e2d`,
+	} {
+		want := EstimateTokens([]byte(plain))
+		assert.Equal(t, want, run(o, frame(plain)).result.OutputTokensEstimate, plain)
+		assert.Equal(t, want, run(o, frame(escaped)).result.OutputTokensEstimate, escaped)
+		assert.Equal(t, want, run(o, bytewise(string(frame(escaped)))...).result.OutputTokensEstimate, escaped)
+	}
+}
+
+func TestStripOfAnUnendedChunk(t *testing.T) {
+	t.Parallel()
+	w := NewWatcher(WatchOptions{API: domain.APIChat, Format: FormatSSE, StripUsage: true})
+	w.Write([]byte("data: {\"choices\":[{\"index\":0,\"delta\":{}}]}\n\n"))
+	assert.Empty(t, w.Write([]byte(strings.TrimRight(usageChunk, "\n"))))
+	assert.True(t, bytes.HasPrefix(w.Close(), []byte("data: {\"error\"")), "no line ends for a frame that is gone")
+	assert.True(t, w.Result().HasUsage)
+}
+
+func TestChoiceIndexBeyondBelief(t *testing.T) {
+	t.Parallel()
+	for _, index := range []string{"1000", "-1", "99999999999999999999", "1.5", `"0"`, "null"} {
+		r := run(WatchOptions{API: domain.APIChat, Format: FormatSSE},
+			[]byte(`data: {"choices":[{"index":`+index+`,"delta":{},"finish_reason":"stop"}]}`+"\n\n"))
+		assert.True(t, r.result.Terminal, index)
+	}
+}
+
 func TestUnwatchedPasses(t *testing.T) {
 	t.Parallel()
 	w := NewWatcher(WatchOptions{API: "images", Format: FormatSSE, StripUsage: true})
@@ -196,7 +235,7 @@ func TestUnwatchedPasses(t *testing.T) {
 // same usage of it, in one piece and in many, and never panics on the rest.
 func FuzzUsage(f *testing.F) {
 	for _, r := range corpus(f) {
-		if r.format == FormatJSON {
+		if r.format == FormatJSON || len(r.body) < 1000 {
 			f.Add([]byte(r.body), uint16(len(r.body)/2))
 		}
 	}

@@ -127,8 +127,12 @@ func (s *Splitter) Feed(p []byte, h Handler) {
 func (s *Splitter) Close(h Handler) { s.finishOwed(s.off, h) }
 
 // Open returns the frame that has begun and not ended, with End at the current
-// offset; ok is false between frames.
+// offset; ok is false between frames. A byte order mark that is not whole yet
+// counts as a frame, since it may turn out to be one.
 func (s *Splitter) Open() (f Frame, ok bool) {
+	if s.inMark() {
+		return Frame{End: s.off}, true
+	}
 	if s.start == 0 {
 		return Frame{}, false
 	}
@@ -141,12 +145,15 @@ func (s *Splitter) Event() []byte { return s.event[:s.eventLen] }
 // AtBoundary reports whether a whole line or frame may be inserted after the
 // bytes fed so far. It is false after a CR: an LF may still belong to it.
 func (s *Splitter) AtBoundary() bool {
-	return s.state == lineStart && s.start == 0 && !s.afterCR && (s.bom == 0 || s.bom == bomLen)
+	return s.state == lineStart && s.start == 0 && !s.afterCR && !s.inMark()
 }
 
 // Terminator returns the line ends that must follow the bytes fed so far
 // before another frame can begin: "", "\n" or "\n\n".
 func (s *Splitter) Terminator() string {
+	if s.inMark() {
+		return "\n\n"
+	}
 	n := 0
 	if s.afterCR || s.state != lineStart {
 		n++ // ends the line, or completes the CRLF
@@ -156,6 +163,9 @@ func (s *Splitter) Terminator() string {
 	}
 	return "\n\n"[:n]
 }
+
+// inMark: some bytes of a byte order mark have come, and not all.
+func (s *Splitter) inMark() bool { return s.bom > 0 && s.bom < bomLen }
 
 func (s *Splitter) skipMark(p []byte) int {
 	i := 0

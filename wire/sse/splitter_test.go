@@ -162,6 +162,8 @@ func TestBoundaryAndTerminator(t *testing.T) {
 		{"data: a\r\n\r", false, "\n"},
 		{"data: a\r\n\r\n", true, ""},
 		{"data: a\r\r", false, "\n"},
+		{"\xef\xbb", false, "\n\n"},
+		{byteOrderMark, true, ""},
 	}
 	for _, tt := range tests {
 		t.Run(fmt.Sprintf("%q", tt.stream), func(t *testing.T) {
