@@ -3,8 +3,11 @@ package store
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -189,6 +192,11 @@ func fakeServer(t *testing.T, answer func(n int) string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
+	return "redis://" + serveFake(t, l, answer)
+}
+
+func serveFake(t *testing.T, l net.Listener, answer func(n int) string) (addr string) {
+	t.Helper()
 	var wg sync.WaitGroup
 	t.Cleanup(func() { _ = l.Close(); wg.Wait() })
 	wg.Go(func() {
@@ -211,7 +219,24 @@ func fakeServer(t *testing.T, answer func(n int) string) string {
 			})
 		}
 	})
-	return "redis://" + l.Addr().String()
+	return l.Addr().String()
+}
+
+func TestTLSIsWatchedToo(t *testing.T) {
+	t.Parallel()
+	web := httptest.NewTLSServer(http.NotFoundHandler()) // for its certificate
+	cfg := &tls.Config{Certificates: web.TLS.Certificates}
+	web.Close()
+	l, err := tls.Listen("tcp", "127.0.0.1:0", cfg)
+	require.NoError(t, err)
+	var n atomic.Int64
+	addr := serveFake(t, l, func(int) string { n.Add(1); return "+PONG\r\n" })
+	trusting := open(t, Options{URL: "rediss://" + addr + "?skip_verify=true"})
+	trusting.Start(context.Background())
+	eventually(t, "twenty answers", func() bool { return n.Load() > 20 })
+	assert.True(t, trusting.Alive())
+	wary := open(t, Options{URL: "rediss://" + addr})
+	require.ErrorIs(t, wary.Ping(context.Background()), domain.ErrStoreDown, "the certificate is nobody's")
 }
 
 func TestWhichAnswersAreSignsOfLife(t *testing.T) {

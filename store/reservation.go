@@ -9,7 +9,7 @@ import (
 	"keyway/domain"
 )
 
-// ErrClosed: the reservation that was asked for had been settled or refunded
+// ErrClosed says that the reservation that was asked for had been settled or refunded
 // before, so this call came late and charged nothing.
 var ErrClosed = errors.New("the request was closed before")
 

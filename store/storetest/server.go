@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -18,7 +19,7 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 )
 
-// ErrMissing: no server program was found on this machine.
+// ErrMissing says that no server program was found on this machine.
 var ErrMissing = errors.New("no valkey-server or redis-server: set KEYWAY_STORE_BIN, put one on PATH, or have the parts installed")
 
 // startTimeout is generous, because many suites may start at once on few cores.
@@ -64,6 +65,12 @@ func Missing(t testing.TB) {
 
 // Launch is Start for a whole suite, which then calls Stop.
 func Launch(args ...string) (*Server, error) {
+	return launch(append([]string{
+		"--save", "", "--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction",
+	}, args...)...)
+}
+
+func launch(args ...string) (*Server, error) {
 	program, err := find()
 	if err != nil {
 		return nil, err
@@ -140,10 +147,8 @@ func freePort() (int, error) {
 // run starts the process and waits until it serves.
 func (s *Server) run() error {
 	_, port, _ := net.SplitHostPort(s.Addr)
-	args := append([]string{
-		"--port", port, "--bind", "127.0.0.1", "--dir", s.dir, "--save", "", "--appendonly", "yes",
-		"--appendfsync", "everysec", "--maxmemory-policy", "noeviction", "--logfile", filepath.Join(s.dir, "server.out"),
-	}, s.args...)
+	args := append(slices.Clone(s.args),
+		"--port", port, "--bind", "127.0.0.1", "--dir", s.dir, "--logfile", filepath.Join(s.dir, "server.out"))
 	s.cmd = exec.Command(s.program, args...)
 	s.cmd.SysProcAttr = attributes()
 	if err := s.cmd.Start(); err != nil {
