@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"strconv"
@@ -120,10 +121,9 @@ func (s *Server) responseBody(stream extprocv3.ExternalProcessor_ProcessServer, 
 	if !b.GetEndOfStream() {
 		return stream.Send(bodyChunk(out, false))
 	}
-	if tail := w.finish(); len(tail) > 0 {
-		out = append(append(make([]byte, 0, len(out)+len(tail)), out...), tail...)
-	}
-	return stream.Send(bodyChunk(out, true))
+	// The last bytes may lie in the watcher's buffer, which finish uses again.
+	out = bytes.Clone(out)
+	return stream.Send(bodyChunk(append(out, w.finish()...), true))
 }
 
 func (s *Server) responseTrailers(stream extprocv3.ExternalProcessor_ProcessServer, w *watch) error {
