@@ -201,8 +201,10 @@ func (x *exchange) end(fin finale) End {
 
 // write sends one piece; false when the peer is gone.
 func (x *exchange) write(wr write, flush bool) bool {
-	if _, err := x.w.Write(wr.data); err != nil {
-		return false
+	if len(wr.data) > 0 { // an empty write fails where the status allows no body
+		if _, err := x.w.Write(wr.data); err != nil {
+			return false
+		}
 	}
 	x.entry.sent(wr.data)
 	x.entry.frames.Store(int64(wr.frames))
