@@ -38,6 +38,7 @@ func (s *Server) replayOldest(ctx context.Context) bool {
 	if err != nil {
 		return false
 	}
+	s.leases.drop(settlement.Decision.RequestID)
 	s.settled(settlement, result)
 	if err := s.journal.Landed(); err != nil {
 		s.logger.Error("journal", telemetry.Err(err))

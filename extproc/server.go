@@ -126,6 +126,9 @@ func (s *Server) Run(ctx context.Context) error {
 	if n := j.Len(); n > 0 {
 		s.logger.Info("journal holds settlements of an earlier run", slog.Int("count", n))
 	}
+	for _, waiting := range j.queue { // nobody else has the journal yet
+		s.keepOpen(waiting.Decision)
+	}
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(recvBytes), grpc.NumStreamWorkers(grpcWorkers))
 	extprocv3.RegisterExternalProcessorServer(server, s)
 	accesslogv3.RegisterAccessLogServiceServer(server, s)

@@ -44,7 +44,15 @@ func (s *Server) settle(settlement domain.Settlement) {
 	if err := s.journal.Append(settlement); err != nil {
 		s.metrics.lost.Inc()
 		s.logger.Error("settlement is left to the sweeper", telemetry.RequestID(id), telemetry.Err(err))
+		return
 	}
+	s.keepOpen(settlement.Decision)
+}
+
+// keepOpen keeps the sweeper from a reservation whose settlement waits in the
+// journal. The request itself is over: its leases and its slot may end.
+func (s *Server) keepOpen(d domain.Decision) {
+	s.leases.hold(domain.Lease{RequestID: d.RequestID, Identity: d.Identity, TTL: d.Lease}, time.Time{})
 }
 
 // settled counts and logs what a settlement did, once.

@@ -249,7 +249,7 @@ func entries(n int) []domain.OutboxEntry {
 func options(o *fakeOutbox, l *fakeLedger, s *fakeStore) Options {
 	return Options{
 		Outbox: o, Ledger: l, Reservations: s, Stats: s, Consumer: "worker-1", Registerer: prometheus.NewRegistry(),
-		PollInterval: time.Millisecond, SweepInterval: time.Millisecond, StatsInterval: time.Millisecond,
+		PollInterval: time.Millisecond, SweepInterval: time.Millisecond, SweepGrace: time.Millisecond, StatsInterval: time.Millisecond,
 		BackoffMin: time.Millisecond, BackoffMax: time.Millisecond,
 	}
 }

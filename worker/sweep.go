@@ -14,8 +14,9 @@ const sweepMax = 100
 
 // sweep settles reservations whose owner died, until ctx ends.
 func (w *Worker) sweep(ctx context.Context) {
+	var answering answering
 	for {
-		for w.sweepOnce(ctx) == sweepMax && ctx.Err() == nil {
+		for w.sweepOnce(ctx, &answering) == sweepMax && ctx.Err() == nil {
 			// A full answer that was settled whole: there may be more.
 		}
 		if !pause(ctx, w.opts.SweepInterval) {
@@ -24,15 +25,33 @@ func (w *Worker) sweep(ctx context.Context) {
 	}
 }
 
+// answering knows since when the store has answered without a failure. While
+// it was away nobody could renew a lease, so an end that has passed says
+// nothing about the owner.
+type answering struct{ since time.Time }
+
+// note takes in one call's result and returns for how long the store has answered.
+func (a *answering) note(err error) time.Duration {
+	switch {
+	case err != nil:
+		a.since = time.Time{}
+		return 0
+	case a.since.IsZero():
+		a.since = time.Now()
+	}
+	return time.Since(a.since)
+}
+
 // sweepOnce settles one answer's worth and returns how many it settled. What
-// fails is found expired again the next time.
-func (w *Worker) sweepOnce(ctx context.Context) (settled int) {
+// fails is found expired again the next time, and so is what owners still have
+// the time to end themselves.
+func (w *Worker) sweepOnce(ctx context.Context, a *answering) (settled int) {
 	var expired []domain.ExpiredReservation
 	err := w.call(ctx, opExpired, func(ctx context.Context) (err error) {
 		expired, err = w.opts.Reservations.Expired(ctx, sweepMax)
 		return err
 	})
-	if err != nil {
+	if a.note(err) < w.opts.SweepGrace {
 		return 0
 	}
 	for _, e := range expired {

@@ -101,3 +101,22 @@ func TestSweepSurvivesTheStore(t *testing.T) {
 	store.mu.Unlock()
 	eventually(t, func() bool { return store.settledCount() == 1 }, "it settles")
 }
+
+// An owner that could not reach the store either comes before the sweeper.
+func TestSweepWaitsForOwners(t *testing.T) {
+	t.Parallel()
+	store := &fakeStore{expired: []domain.ExpiredReservation{{Decision: decision("req_1")}}}
+	opts := options(newOutbox(), newLedger(), store)
+	opts.SweepGrace = time.Hour
+	w := newWorker(t, opts)
+	var a answering
+	assert.Zero(t, w.sweepOnce(t.Context(), &a), "the start may follow an outage")
+	a.since = time.Now().Add(-2 * time.Hour)
+	store.err = errAway
+	assert.Zero(t, w.sweepOnce(t.Context(), &a))
+	store.err = nil
+	assert.Zero(t, w.sweepOnce(t.Context(), &a), "the store has just come back")
+	assert.Zero(t, store.settledCount())
+	a.since = time.Now().Add(-2 * time.Hour)
+	assert.Equal(t, 1, w.sweepOnce(t.Context(), &a))
+}

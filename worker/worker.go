@@ -73,6 +73,10 @@ type Options struct {
 	MaxDeliveries int64
 	// SweepInterval between two looks for expired reservations; default 1 s.
 	SweepInterval time.Duration
+	// SweepGrace is how long owners may renew or settle what has expired once
+	// the store answers, at the start and after it was away; default 5 s. Without
+	// it the sweeper would be first, and what was really used would be lost.
+	SweepGrace time.Duration
 	// StatsInterval between two readings of the store's size; default 5 s.
 	StatsInterval time.Duration
 	// CallLimit bounds one call of the store or the ledger; default 30 s.
@@ -107,6 +111,7 @@ func (o *Options) setDefaults() {
 		{&o.PollInterval, 250 * time.Millisecond},
 		{&o.ReclaimIdle, time.Minute},
 		{&o.SweepInterval, time.Second},
+		{&o.SweepGrace, 5 * time.Second},
 		{&o.StatsInterval, 5 * time.Second},
 		{&o.CallLimit, 30 * time.Second},
 		{&o.BackoffMin, 100 * time.Millisecond},
