@@ -104,8 +104,10 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 func operation(method, path string) (domain.API, error) {
 	api, ok := domain.APIForPath(path)
 	if !ok {
-		return "", &domain.Error{Code: domain.CodeNotFound, NoRetry: true,
-			Message: "This gateway serves POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages and /v1/embeddings; check the base URL of your SDK."}
+		return "", &domain.Error{
+			Code: domain.CodeNotFound, NoRetry: true,
+			Message: "This gateway serves POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages and /v1/embeddings; check the base URL of your SDK.",
+		}
 	}
 	if method != http.MethodPost {
 		return "", &domain.Error{Code: domain.CodeMethod, NoRetry: true, Message: "Use POST for this path."}
@@ -116,12 +118,16 @@ func operation(method, path string) (domain.API, error) {
 // checkHeaders refuses what could not be passed on as it is meant.
 func checkHeaders(h map[string]string) error {
 	if enc := h["content-encoding"]; enc != "" && !strings.EqualFold(enc, "identity") {
-		return &domain.Error{Code: domain.CodeUnsupportedBody, NoRetry: true,
-			Message: "Compressed request bodies are not accepted; send the body without content-encoding."}
+		return &domain.Error{
+			Code: domain.CodeUnsupportedBody, NoRetry: true,
+			Message: "Compressed request bodies are not accepted; send the body without content-encoding.",
+		}
 	}
 	if strings.Contains(h["anthropic-version"], ",") {
-		return &domain.Error{Code: domain.CodeInvalidRequest, NoRetry: true, Param: "anthropic-version",
-			Message: "The header anthropic-version was sent twice; send exactly one value."}
+		return &domain.Error{
+			Code: domain.CodeInvalidRequest, NoRetry: true, Param: "anthropic-version",
+			Message: "The header anthropic-version was sent twice; send exactly one value.",
+		}
 	}
 	return nil
 }
@@ -131,8 +137,10 @@ func checkHeaders(h map[string]string) error {
 func dispatchable(snap *config.Snapshot, key domain.VirtualKey, api domain.API, name string) (domain.Model, []domain.Channel, error) {
 	model, ok := snap.Models[name]
 	if !ok || !key.Allows(name) {
-		return domain.Model{}, nil, &domain.Error{Code: domain.CodeModelNotFound, NoRetry: true, Param: "model",
-			Message: fmt.Sprintf("The model %q does not exist or this API key may not use it.", clip(name))}
+		return domain.Model{}, nil, &domain.Error{
+			Code: domain.CodeModelNotFound, NoRetry: true, Param: "model",
+			Message: fmt.Sprintf("The model %q does not exist or this API key may not use it.", clip(name)),
+		}
 	}
 	var channels []domain.Channel
 	for _, name := range model.Channels {
@@ -141,8 +149,10 @@ func dispatchable(snap *config.Snapshot, key domain.VirtualKey, api domain.API, 
 		}
 	}
 	if len(channels) == 0 {
-		return domain.Model{}, nil, &domain.Error{Code: domain.CodeModelNotFound, NoRetry: true, Param: "model",
-			Message: fmt.Sprintf("The model %q is not served over this API; no channel speaks the %s dialect.", clip(name), api.Dialect())}
+		return domain.Model{}, nil, &domain.Error{
+			Code: domain.CodeModelNotFound, NoRetry: true, Param: "model",
+			Message: fmt.Sprintf("The model %q is not served over this API; no channel speaks the %s dialect.", clip(name), api.Dialect()),
+		}
 	}
 	return model, channels, nil
 }
@@ -230,8 +240,10 @@ func refused(r domain.Refusal, d *domain.Decision) *domain.Error {
 	owner := map[domain.Scope]string{domain.ScopeKey: "API key", domain.ScopeIdentity: "account"}[r.Scope]
 	if r.Kind.IsBudget() {
 		period := map[domain.LimitKind]string{domain.LimitBudgetDay: "daily", domain.LimitBudgetMonth: "monthly"}[r.Kind]
-		return &domain.Error{Code: domain.CodeBudget, NoRetry: true, Limit: &r,
-			Message: fmt.Sprintf("The %s budget of this %s does not cover this request. Lower the output cap, wait for the next period, or ask your operator to raise it.", period, owner)}
+		return &domain.Error{
+			Code: domain.CodeBudget, NoRetry: true, Limit: &r,
+			Message: fmt.Sprintf("The %s budget of this %s does not cover this request. Lower the output cap, wait for the next period, or ask your operator to raise it.", period, owner),
+		}
 	}
 	what := map[domain.LimitKind]string{
 		domain.LimitRPM: "requests per minute", domain.LimitTPM: "tokens per minute", domain.LimitInFlight: "requests in flight",

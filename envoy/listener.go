@@ -15,7 +15,6 @@ import (
 	earlyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
-	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
@@ -249,6 +248,6 @@ func accessLog() (*accesslogv3.AccessLog, error) {
 	}
 	return &accesslogv3.AccessLog{
 		Name:       "envoy.access_loggers.http_grpc",
-		ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: (*anypb.Any)(config)},
+		ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: config},
 	}, nil
 }

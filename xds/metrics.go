@@ -1,9 +1,8 @@
 package xds
 
 import (
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"keyway/config"
 )

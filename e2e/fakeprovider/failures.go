@@ -23,39 +23,63 @@ type failure struct {
 }
 
 var failures = map[string]failure{
-	"rate_limit_exceeded": {status: 429, openAIType: "rate_limit_error", openAICode: "rate_limit_exceeded",
-		anthropicType: "rate_limit_error", message: "Rate limit reached for this model."},
-	"slow_down": {status: 429, openAIType: "rate_limit_error", openAICode: "slow_down",
-		anthropicType: "rate_limit_error", message: "Traffic grew too fast; slow down."},
+	"rate_limit_exceeded": {
+		status: 429, openAIType: "rate_limit_error", openAICode: "rate_limit_exceeded",
+		anthropicType: "rate_limit_error", message: "Rate limit reached for this model.",
+	},
+	"slow_down": {
+		status: 429, openAIType: "rate_limit_error", openAICode: "slow_down",
+		anthropicType: "rate_limit_error", message: "Traffic grew too fast; slow down.",
+	},
 	"insufficient_quota":                moneyFailure("insufficient_quota"),
 	"credit_balance_exhausted":          moneyFailure("credit_balance_exhausted"),
 	"organization_spend_limit_exceeded": moneyFailure("organization_spend_limit_exceeded"),
 	"project_spend_limit_exceeded":      moneyFailure("project_spend_limit_exceeded"),
-	"billing": {status: 402, openAIType: "billing_error", openAICode: "billing_error",
-		anthropicType: "billing_error", message: "Payment is required."},
-	"overloaded": {status: 503, anthropicStatus: 529, openAIType: "service_unavailable_error", openAICode: "server_is_overloaded",
-		anthropicType: "overloaded_error", message: "The service is overloaded."},
-	"server_error": {status: 500, openAIType: "server_error", openAICode: "server_error",
-		anthropicType: "api_error", message: "The server had an error while processing your request."},
-	"timeout": {status: 504, openAIType: "server_error", openAICode: "timeout",
-		anthropicType: "timeout_error", message: "The request timed out."},
-	"bad_request": {status: 400, openAIType: "invalid_request_error", openAICode: "invalid_value",
-		anthropicType: "invalid_request_error", message: "The request is not valid."},
-	"context_length_exceeded": {status: 400, openAIType: "invalid_request_error", openAICode: "context_length_exceeded",
-		anthropicType: "invalid_request_error", message: "The prompt is longer than the context window."},
-	"invalid_api_key": {status: 401, openAIType: "invalid_request_error", openAICode: "invalid_api_key",
-		anthropicType: "authentication_error", message: "Incorrect API key provided."},
-	"permission": {status: 403, openAIType: "invalid_request_error", openAICode: "permission_denied",
-		anthropicType: "permission_error", message: "The key may not do this."},
-	"model_not_found": {status: 404, openAIType: "invalid_request_error", openAICode: "model_not_found",
-		anthropicType: "not_found_error", message: "The model does not exist."},
+	"billing": {
+		status: 402, openAIType: "billing_error", openAICode: "billing_error",
+		anthropicType: "billing_error", message: "Payment is required.",
+	},
+	"overloaded": {
+		status: 503, anthropicStatus: 529, openAIType: "service_unavailable_error", openAICode: "server_is_overloaded",
+		anthropicType: "overloaded_error", message: "The service is overloaded.",
+	},
+	"server_error": {
+		status: 500, openAIType: "server_error", openAICode: "server_error",
+		anthropicType: "api_error", message: "The server had an error while processing your request.",
+	},
+	"timeout": {
+		status: 504, openAIType: "server_error", openAICode: "timeout",
+		anthropicType: "timeout_error", message: "The request timed out.",
+	},
+	"bad_request": {
+		status: 400, openAIType: "invalid_request_error", openAICode: "invalid_value",
+		anthropicType: "invalid_request_error", message: "The request is not valid.",
+	},
+	"context_length_exceeded": {
+		status: 400, openAIType: "invalid_request_error", openAICode: "context_length_exceeded",
+		anthropicType: "invalid_request_error", message: "The prompt is longer than the context window.",
+	},
+	"invalid_api_key": {
+		status: 401, openAIType: "invalid_request_error", openAICode: "invalid_api_key",
+		anthropicType: "authentication_error", message: "Incorrect API key provided.",
+	},
+	"permission": {
+		status: 403, openAIType: "invalid_request_error", openAICode: "permission_denied",
+		anthropicType: "permission_error", message: "The key may not do this.",
+	},
+	"model_not_found": {
+		status: 404, openAIType: "invalid_request_error", openAICode: "model_not_found",
+		anthropicType: "not_found_error", message: "The model does not exist.",
+	},
 	"html": {status: 502, html: "<html><head><title>502 Bad Gateway</title></head><body>upstream edge</body></html>"},
 }
 
 func moneyFailure(code string) failure {
-	return failure{status: 429, openAIType: "insufficient_quota", openAICode: code,
+	return failure{
+		status: 429, openAIType: "insufficient_quota", openAICode: code,
 		anthropicType: "rate_limit_error", anthropicCode: "enforced_spend_limit_reached",
-		message: "You exceeded your current quota; check your plan and billing details."}
+		message: "You exceeded your current quota; check your plan and billing details.",
+	}
 }
 
 func failureNames() []string {

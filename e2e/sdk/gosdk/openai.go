@@ -173,7 +173,7 @@ func (r *run) responses(ctx context.Context, client openai.Client) error {
 func (r *run) response(done responses.Response) {
 	r.result.ID, r.result.Model = done.ID, done.Model
 	r.result.Text, r.result.FinishReason = done.OutputText(), string(done.Status)
-	if reason := string(done.IncompleteDetails.Reason); reason != "" {
+	if reason := done.IncompleteDetails.Reason; reason != "" {
 		r.result.FinishReason = reason
 	}
 	if raw := usageJSON(done.Usage.RawJSON()); raw != nil {
