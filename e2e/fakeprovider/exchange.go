@@ -19,6 +19,8 @@ type exchange struct {
 	r     *http.Request
 	entry *entry
 	timer *time.Timer
+	// flushing: every write leaves at once, because it is timed, cut or followed by a break.
+	flushing bool
 }
 
 // run answers the request and returns how it ended.
@@ -170,16 +172,16 @@ func (x *exchange) play(c *call, a answer, s *Script) End {
 	now := time.Now()
 	x.entry.update(func(rec *Record) { rec.Status, rec.HeadersAt, rec.Usage = a.status, now, a.usage })
 	x.w.WriteHeader(a.status)
-	// A plain body leaves with its headers in one packet; everything timed or cut is flushed.
-	flush := a.stream || len(writes) != 1 || s.DelayFirstByteMs > 0 || fin.end != EndCompleted || fin.hang
-	if flush && !x.flush() {
+	// A plain body leaves with its headers in one packet.
+	x.flushing = a.stream || len(writes) != 1 || s.DelayFirstByteMs > 0 || fin.end != EndCompleted || fin.hang
+	if x.flushing && !x.flush() {
 		return x.left()
 	}
 	if !x.wait(s.DelayFirstByteMs) {
 		return x.left()
 	}
 	for i, wr := range writes {
-		if !x.wait(wr.waitMs) || !x.write(wr, flush) {
+		if !x.wait(wr.waitMs) || !x.write(wr) {
 			return x.left()
 		}
 		if i == 0 {
@@ -200,7 +202,7 @@ func (x *exchange) end(fin finale) End {
 }
 
 // write sends one piece; false when the peer is gone.
-func (x *exchange) write(wr write, flush bool) bool {
+func (x *exchange) write(wr write) bool {
 	if len(wr.data) > 0 { // an empty write fails where the status allows no body
 		if _, err := x.w.Write(wr.data); err != nil {
 			return false
@@ -208,7 +210,7 @@ func (x *exchange) write(wr write, flush bool) bool {
 	}
 	x.entry.sent(wr.data)
 	x.entry.frames.Store(int64(wr.frames))
-	return !flush || x.flush()
+	return !x.flushing || x.flush()
 }
 
 func (x *exchange) flush() bool { return http.NewResponseController(x.w).Flush() == nil }

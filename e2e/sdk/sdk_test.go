@@ -127,33 +127,59 @@ func failures() []expectation {
 	prompt := func(script string) string { return "[[fake:" + script + "]]" }
 	stream := same("APIError", "*ssestream.StreamError")
 	return []expectation{
-		{Case: sdk.Case{Name: "chat bad key", API: sdkcase.Chat, APIKey: "sk-wrong"}, classes: same("AuthenticationError", goOpenAI),
-			err: sdkcase.Error{Status: 401, Type: "invalid_request_error", Code: "invalid_api_key", Message: "Incorrect API key provided."}},
-		{Case: sdk.Case{Name: "messages bad key", API: sdkcase.Messages, APIKey: "sk-wrong"}, classes: same("AuthenticationError", goAnthropic),
-			err: sdkcase.Error{Status: 401, Type: "authentication_error", Message: "Incorrect API key provided."}},
-		{Case: sdk.Case{Name: "chat unknown model", API: sdkcase.Chat, Prompt: prompt(`{"fail":"model_not_found"}`)}, classes: same("NotFoundError", goOpenAI),
-			err: sdkcase.Error{Status: 404, Code: "model_not_found"}},
-		{Case: sdk.Case{Name: "chat rate limit", API: sdkcase.Chat, Stream: true, Prompt: prompt(`{"fail":"rate_limit_exceeded"}`)}, classes: same("RateLimitError", goOpenAI),
-			err: sdkcase.Error{Status: 429, Code: "rate_limit_exceeded"}},
-		{Case: sdk.Case{Name: "responses overloaded", API: sdkcase.Responses, Prompt: prompt(`{"fail":"overloaded"}`)}, classes: same("InternalServerError", goOpenAI),
-			err: sdkcase.Error{Status: 503, Type: "service_unavailable_error"}},
-		{Case: sdk.Case{Name: "messages overloaded", API: sdkcase.Messages, Stream: true, Prompt: prompt(`{"fail":"overloaded"}`)}, classes: same("OverloadedError", goAnthropic),
-			err: sdkcase.Error{Status: 529, Type: "overloaded_error"}},
-		{Case: sdk.Case{Name: "messages out of money", API: sdkcase.Messages, Prompt: prompt(`{"fail":"insufficient_quota"}`)}, classes: same("EnforcedSpendLimitReachedError", goAnthropic),
-			err: sdkcase.Error{Status: 429, Code: "enforced_spend_limit_reached"}},
-		{Case: sdk.Case{Name: "embeddings bad request", API: sdkcase.Embeddings, Prompt: prompt(`{"status":400}`)}, classes: same("BadRequestError", goOpenAI),
-			err: sdkcase.Error{Status: 400}},
-		{Case: sdk.Case{Name: "chat error in the stream", API: sdkcase.Chat, Stream: true, Prompt: prompt(`{"error":{"after_frames":3,"message":"boom","type":"server_error","code":"c1"}}`)}, text: fakeprovider.Text(2), classes: stream,
-			err: sdkcase.Error{Type: "server_error", Code: "c1", Message: "boom"}},
-		{Case: sdk.Case{Name: "responses error in the stream", API: sdkcase.Responses, Stream: true, Prompt: prompt(`{"error":{"after_frames":5,"message":"boom","form":"both"}}`)}, text: fakeprovider.Text(1), classes: stream,
-			err: sdkcase.Error{Message: "boom"}},
-		{Case: sdk.Case{Name: "messages error in the stream", API: sdkcase.Messages, Stream: true, Prompt: prompt(`{"error":{"after_frames":4,"message":"boom"}}`)}, text: fakeprovider.Text(1),
+		{
+			Case: sdk.Case{Name: "chat bad key", API: sdkcase.Chat, APIKey: "sk-wrong"}, classes: same("AuthenticationError", goOpenAI),
+			err: sdkcase.Error{Status: 401, Type: "invalid_request_error", Code: "invalid_api_key", Message: "Incorrect API key provided."},
+		},
+		{
+			Case: sdk.Case{Name: "messages bad key", API: sdkcase.Messages, APIKey: "sk-wrong"}, classes: same("AuthenticationError", goAnthropic),
+			err: sdkcase.Error{Status: 401, Type: "authentication_error", Message: "Incorrect API key provided."},
+		},
+		{
+			Case: sdk.Case{Name: "chat unknown model", API: sdkcase.Chat, Prompt: prompt(`{"fail":"model_not_found"}`)}, classes: same("NotFoundError", goOpenAI),
+			err: sdkcase.Error{Status: 404, Code: "model_not_found"},
+		},
+		{
+			Case: sdk.Case{Name: "chat rate limit", API: sdkcase.Chat, Stream: true, Prompt: prompt(`{"fail":"rate_limit_exceeded"}`)}, classes: same("RateLimitError", goOpenAI),
+			err: sdkcase.Error{Status: 429, Code: "rate_limit_exceeded"},
+		},
+		{
+			Case: sdk.Case{Name: "responses overloaded", API: sdkcase.Responses, Prompt: prompt(`{"fail":"overloaded"}`)}, classes: same("InternalServerError", goOpenAI),
+			err: sdkcase.Error{Status: 503, Type: "service_unavailable_error"},
+		},
+		{
+			Case: sdk.Case{Name: "messages overloaded", API: sdkcase.Messages, Stream: true, Prompt: prompt(`{"fail":"overloaded"}`)}, classes: same("OverloadedError", goAnthropic),
+			err: sdkcase.Error{Status: 529, Type: "overloaded_error"},
+		},
+		{
+			Case: sdk.Case{Name: "messages out of money", API: sdkcase.Messages, Prompt: prompt(`{"fail":"insufficient_quota"}`)}, classes: same("EnforcedSpendLimitReachedError", goAnthropic),
+			err: sdkcase.Error{Status: 429, Code: "enforced_spend_limit_reached"},
+		},
+		{
+			Case: sdk.Case{Name: "embeddings bad request", API: sdkcase.Embeddings, Prompt: prompt(`{"status":400}`)}, classes: same("BadRequestError", goOpenAI),
+			err: sdkcase.Error{Status: 400},
+		},
+		{
+			Case: sdk.Case{Name: "chat error in the stream", API: sdkcase.Chat, Stream: true, Prompt: prompt(`{"error":{"after_frames":3,"message":"boom","type":"server_error","code":"c1"}}`)}, text: fakeprovider.Text(2), classes: stream,
+			err: sdkcase.Error{Type: "server_error", Code: "c1", Message: "boom"},
+		},
+		{
+			Case: sdk.Case{Name: "responses error in the stream", API: sdkcase.Responses, Stream: true, Prompt: prompt(`{"error":{"after_frames":5,"message":"boom","form":"both"}}`)}, text: fakeprovider.Text(1), classes: stream,
+			err: sdkcase.Error{Message: "boom"},
+		},
+		{
+			Case: sdk.Case{Name: "messages error in the stream", API: sdkcase.Messages, Stream: true, Prompt: prompt(`{"error":{"after_frames":4,"message":"boom"}}`)}, text: fakeprovider.Text(1),
 			classes: map[sdk.Lang]string{sdk.Python: "APIStatusError", sdk.Node: "APIError", sdk.Go: goAnthropic},
-			err:     sdkcase.Error{Type: "overloaded_error", Message: "boom"}},
-		{Case: sdk.Case{Name: "chat reset", API: sdkcase.Chat, Stream: true, Prompt: prompt(`{"reset_after":{"frames":3}}`)}, text: fakeprovider.Text(2),
-			classes: map[sdk.Lang]string{sdk.Python: "APIConnectionError", sdk.Node: "TypeError", sdk.Go: "*net.OpError"}},
-		{Case: sdk.Case{Name: "chat timeout", API: sdkcase.Chat, TimeoutSeconds: 0.3, Prompt: prompt(`{"delay_headers_ms":60000}`)},
-			classes: map[sdk.Lang]string{sdk.Python: "APITimeoutError", sdk.Node: "APIConnectionTimeoutError", sdk.Go: "context.deadlineExceededError"}},
+			err:     sdkcase.Error{Type: "overloaded_error", Message: "boom"},
+		},
+		{
+			Case: sdk.Case{Name: "chat reset", API: sdkcase.Chat, Stream: true, Prompt: prompt(`{"reset_after":{"frames":3}}`)}, text: fakeprovider.Text(2),
+			classes: map[sdk.Lang]string{sdk.Python: "APIConnectionError", sdk.Node: "TypeError", sdk.Go: "*net.OpError"},
+		},
+		{
+			Case:    sdk.Case{Name: "chat timeout", API: sdkcase.Chat, TimeoutSeconds: 0.3, Prompt: prompt(`{"delay_headers_ms":60000}`)},
+			classes: map[sdk.Lang]string{sdk.Python: "APITimeoutError", sdk.Node: "APIConnectionTimeoutError", sdk.Go: "context.deadlineExceededError"},
+		},
 	}
 }
 
