@@ -1,9 +1,12 @@
 package envoy
 
 import (
+	"fmt"
+
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	celv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/filters/cel/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -68,11 +71,20 @@ var replies = []reply{
 	},
 }
 
-// localReplies gives every answer of Envoy's own the client's error shape. A
-// refusal that authz wrote passes as it is.
+// DetailsPrefix begins the response code details of every answer that extproc
+// gives in place of an upstream.
+const DetailsPrefix = "keyway_"
+
+// localReplies gives every answer of Envoy's own the client's error shape. What
+// authz or extproc wrote passes as it is.
 func localReplies() (*hcmv3.LocalReplyConfig, error) {
+	ours, err := detailsBeginWith(DetailsPrefix)
+	if err != nil {
+		return nil, err
+	}
+	written := or(and(flag("UAEX"), compare(accesslogv3.ComparisonFilter_LE, StatusAuthzError-1)), ours)
 	config := &hcmv3.LocalReplyConfig{Mappers: []*hcmv3.ResponseMapper{{
-		Filter: and(flag("UAEX"), compare(accesslogv3.ComparisonFilter_LE, StatusAuthzError-1)),
+		Filter: written,
 		BodyFormatOverride: &corev3.SubstitutionFormatString{
 			Format: &corev3.SubstitutionFormatString_TextFormatSource{TextFormatSource: &corev3.DataSource{
 				Specifier: &corev3.DataSource_InlineString{InlineString: "%LOCAL_REPLY_BODY%"},
@@ -134,14 +146,14 @@ func (r reply) mapper(dialect domain.Dialect) (*hcmv3.ResponseMapper, error) {
 // isAnthropic asks the path, or authz's word where the path has been rewritten
 // by an attempt.
 func isAnthropic() *accesslogv3.AccessLogFilter {
-	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_OrFilter{OrFilter: &accesslogv3.OrFilter{Filters: []*accesslogv3.AccessLogFilter{
-		{FilterSpecifier: &accesslogv3.AccessLogFilter_HeaderFilter{HeaderFilter: &accesslogv3.HeaderFilter{Header: &routev3.HeaderMatcher{
+	return or(
+		&accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_HeaderFilter{HeaderFilter: &accesslogv3.HeaderFilter{Header: &routev3.HeaderMatcher{
 			Name: ":path",
 			HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: &matcherv3.StringMatcher{
 				MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: domain.APIMessages.Path()},
 			}},
 		}}}},
-		{FilterSpecifier: &accesslogv3.AccessLogFilter_MetadataFilter{MetadataFilter: &accesslogv3.MetadataFilter{
+		&accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_MetadataFilter{MetadataFilter: &accesslogv3.MetadataFilter{
 			Matcher: &matcherv3.MetadataMatcher{
 				Filter: MetadataNamespace,
 				Path:   []*matcherv3.MetadataMatcher_PathSegment{{Segment: &matcherv3.MetadataMatcher_PathSegment_Key{Key: MetadataDialect}}},
@@ -149,7 +161,7 @@ func isAnthropic() *accesslogv3.AccessLogFilter {
 			},
 			MatchIfKeyNotFound: wrapperspb.Bool(false),
 		}}},
-	}}}}
+	)
 }
 
 func statusIn(from, to uint32) *accesslogv3.AccessLogFilter {
@@ -173,6 +185,22 @@ func flag(name string) *accesslogv3.AccessLogFilter {
 	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ResponseFlagFilter{
 		ResponseFlagFilter: &accesslogv3.ResponseFlagFilter{Flags: []string{name}},
 	}}
+}
+
+// detailsBeginWith asks the response code details.
+func detailsBeginWith(prefix string) (*accesslogv3.AccessLogFilter, error) {
+	expression, err := pack(&celv3.ExpressionFilter{Expression: fmt.Sprintf("response.code_details.startsWith(%q)", prefix)})
+	if err != nil {
+		return nil, err
+	}
+	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ExtensionFilter{ExtensionFilter: &accesslogv3.ExtensionFilter{
+		Name:       "envoy.access_loggers.extension_filters.cel",
+		ConfigType: &accesslogv3.ExtensionFilter_TypedConfig{TypedConfig: expression},
+	}}}, nil
+}
+
+func or(filters ...*accesslogv3.AccessLogFilter) *accesslogv3.AccessLogFilter {
+	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_OrFilter{OrFilter: &accesslogv3.OrFilter{Filters: filters}}}
 }
 
 func and(filters ...*accesslogv3.AccessLogFilter) *accesslogv3.AccessLogFilter {

@@ -189,6 +189,6 @@ func immediate(d domain.Decision, err error) *extprocv3.ProcessingResponse {
 		Status:  &typev3.HttpStatus{Code: typev3.StatusCode(wire.Status(dialect, e.Code))},
 		Headers: &extprocv3.HeaderMutation{SetHeaders: headerOptions(headers)},
 		Body:    wire.ErrorBody(dialect, e, d.RequestID),
-		Details: "keyway_" + string(e.Code),
+		Details: envoy.DetailsPrefix + string(e.Code),
 	}}}
 }
