@@ -48,6 +48,9 @@ func TestBodiesSurviveARetryAndARewrite(t *testing.T) {
 			{"two", "a", "first", "second", client},
 			{"two-tls", "tlsa", "first-tls", "second-tls", clientHTTP2},
 		} {
+			if size == 32<<20 && way.model == "two-tls" {
+				continue // the limit is the listener's; one way in finds it
+			}
 			what := fmt.Sprintf("%d bytes, %s", size, way.model)
 			identity, nonce := newNonce(), newNonce()
 			key, id := s.key(t, "--identity", identity, "--policy", "wide")
