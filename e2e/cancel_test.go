@@ -181,12 +181,13 @@ type breaking struct {
 	outcome domain.Outcome
 }
 
+// Each pauses before it breaks: a reset overtakes what is still on its way.
 var breakings = []breaking{
-	{"reset", `{"count":40,"delay_between_ms":5,"reset_after":{"frames":12}}`, true, domain.OutcomeUpstreamCut},
-	{"connection lost", `{"count":40,"delay_between_ms":5,"drop_after":{"frames":12}}`, true, domain.OutcomeUpstreamCut},
+	{"reset", `{"count":40,"pauses_ms":{"11":200},"reset_after":{"frames":12}}`, true, domain.OutcomeUpstreamCut},
+	{"connection lost", `{"count":40,"pauses_ms":{"11":200},"drop_after":{"frames":12}}`, true, domain.OutcomeUpstreamCut},
 	{"clean end without the end mark", `{"count":40,"close_after":{"frames":12}}`, false, domain.OutcomeUpstreamCut},
 	{"error event", `{"count":40,"error":{"after_frames":12}}`, false, domain.OutcomeFailed},
-	{"error event, then a reset", `{"count":40,"delay_between_ms":5,"error":{"after_frames":12,"continue":true},"reset_after":{"frames":15}}`, true, domain.OutcomeFailed},
+	{"error event, then a reset", `{"count":40,"pauses_ms":{"13":200},"error":{"after_frames":12,"continue":true},"reset_after":{"frames":14}}`, true, domain.OutcomeFailed},
 }
 
 // A stream that the upstream breaks never looks to the client like a whole one.
@@ -254,6 +255,7 @@ func requireBreakRow(t *testing.T, tc breaking, row domain.UsageRecord) {
 		return
 	}
 	assert.Positive(t, row.Usage.Input(), what)
-	assert.InDelta(t, 10, row.Usage.Output, 4, what)
+	// 7 to 11 words came in the first eleven or twelve events, by dialect.
+	assert.InDelta(t, 9, row.Usage.Output, 3, what)
 	assert.Equal(t, row.Usage.Total(), row.CostMicros, what)
 }
