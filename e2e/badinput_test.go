@@ -150,10 +150,14 @@ func badCases(w badWorld) []badCase {
 		invalid("negative cap", model+`"max_tokens":-1,`+strings.Replace(rest, `"max_tokens":9,`, "", 1)),
 		invalid("duplicate cap", model+`"max_tokens":5,`+rest),
 
-		{name: "compressed body", header: http.Header{"Content-Encoding": {"gzip"}}, status: 415,
-			kind: "invalid_request_error", code: "unsupported_media_type", kindAnthropic: "invalid_request_error"},
-		{name: "two versions", header: http.Header{"Anthropic-Version": {"2023-06-01", "2026-10-21"}}, status: 400,
-			kind: "invalid_request_error", kindAnthropic: "invalid_request_error"},
+		{
+			name: "compressed body", header: http.Header{"Content-Encoding": {"gzip"}}, status: 415,
+			kind: "invalid_request_error", code: "unsupported_media_type", kindAnthropic: "invalid_request_error",
+		},
+		{
+			name: "two versions", header: http.Header{"Anthropic-Version": {"2023-06-01", "2026-10-21"}}, status: 400,
+			kind: "invalid_request_error", kindAnthropic: "invalid_request_error",
+		},
 	}
 }
 

@@ -212,8 +212,10 @@ func TestInjectedChunkPutBackIsTheProvidersStream(t *testing.T) {
 		}
 		for _, way := range ways {
 			nonce := newNonce()
-			got := s.send(t, sending{path: "/v1/chat/completions", key: key, nonce: nonce, http: clientsByProto[way.proto],
-				body: []byte(chat(way.model, `{`+script+`,"usage_raw":`+rawUsage+`}`, asStream))})
+			got := s.send(t, sending{
+				path: "/v1/chat/completions", key: key, nonce: nonce, http: clientsByProto[way.proto],
+				body: []byte(chat(way.model, `{`+script+`,"usage_raw":`+rawUsage+`}`, asStream)),
+			})
 			require.Equal(t, http.StatusOK, got.StatusCode, "%s: %.300s", script, got.body)
 			whole, err := putBack(got.body, ending)
 			require.NoError(t, err, script)

@@ -97,7 +97,11 @@ func TestAnyCarrierCarriesTheKey(t *testing.T) {
 	s := sharedStack(t)
 	key, id := s.key(t, "--identity", "wide")
 	headers := []http.Header{
-		{"Authorization": {"Bearer " + key}}, {"Authorization": {"bearer " + key}}, {"X-Api-Key": {key}}, {"Api-Key": {key}}, {"X-Goog-Api-Key": {key}},
+		{"Authorization": {"Bearer " + key}},
+		{"Authorization": {"bearer " + key}},
+		{"X-Api-Key": {key}},
+		{"Api-Key": {key}},
+		{"X-Goog-Api-Key": {key}},
 		// An SDK may send a placeholder beside the key.
 		{"Authorization": {"Bearer placeholder"}, "X-Api-Key": {key}},
 		{"Authorization": {"Bearer " + key}, "X-Api-Key": {key}},
@@ -158,8 +162,10 @@ func TestAnthropicVersionAndBetas(t *testing.T) {
 			for _, model := range []string{"two", "two-tls"} {
 				nonce := newNonce()
 				first := map[string]string{"two": "a", "two-tls": "tlsa"}[model]
-				got := s.send(t, sending{path: "/v1/messages", key: key, nonce: nonce, header: tc.header, http: c,
-					body: []byte(messages(model, `{"only_face":"`+first+`","fail":"overloaded"}`))})
+				got := s.send(t, sending{
+					path: "/v1/messages", key: key, nonce: nonce, header: tc.header, http: c,
+					body: []byte(messages(model, `{"only_face":"`+first+`","fail":"overloaded"}`)),
+				})
 				require.Equal(t, http.StatusOK, got.StatusCode, "%s: %s", tc.name, got.body)
 				seen := s.seen(t, nonce)
 				require.Len(t, seen, 2, tc.name)

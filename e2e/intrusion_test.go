@@ -43,8 +43,10 @@ func TestClientsCannotSteerTheGateway(t *testing.T) {
 			nonce := newNonce()
 			// The first channel fails late, the second answers late: a bound of
 			// one millisecond or no retries would show.
-			got := s.send(t, sending{path: "/v1/chat/completions", key: key, nonce: nonce, header: h, http: c,
-				body: []byte(chat("two", `{"only_face":"a","status":500,"delay_headers_ms":20}`))})
+			got := s.send(t, sending{
+				path: "/v1/chat/completions", key: key, nonce: nonce, header: h, http: c,
+				body: []byte(chat("two", `{"only_face":"a","status":500,"delay_headers_ms":20}`)),
+			})
 			what := fmt.Sprintf("%v %s", h, proto)
 			require.Equal(t, http.StatusOK, got.StatusCode, "%s: %s", what, got.body)
 			assert.NotEqual(t, "00000000-0000-0000-0000-000000000001", got.Header.Get("X-Request-Id"), what)
@@ -229,9 +231,12 @@ func TestTooLargeBodiesAreRefused(t *testing.T) {
 					nonce := newNonce()
 					got, err := s.trySend(t, sending{path: path, key: w.key, nonce: nonce, http: c, chunked: chunked, body: bigBody("m", "", size)})
 					require.NoError(t, err, what)
-					requireRefusal(t, refusal{dialect: domain.DialectForPath(path), status: 413, kind: map[domain.Dialect]string{
-						domain.DialectOpenAI: "invalid_request_error", domain.DialectAnthropic: "request_too_large"}[domain.DialectForPath(path)],
-						code: "request_too_large", secrets: []string{w.key}}, got)
+					requireRefusal(t, refusal{
+						dialect: domain.DialectForPath(path), status: 413, kind: map[domain.Dialect]string{
+							domain.DialectOpenAI: "invalid_request_error", domain.DialectAnthropic: "request_too_large",
+						}[domain.DialectForPath(path)],
+						code: "request_too_large", secrets: []string{w.key},
+					}, got)
 					w.requireUntouched(t, nonce, what)
 				}
 			}
