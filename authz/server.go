@@ -14,11 +14,9 @@ import (
 	authv3 "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"keyway/config"
@@ -40,7 +38,7 @@ const (
 	bodyHold = 6 * time.Second
 	// checkTimeout ends a check that nobody waits for any more; a store that
 	// does not answer is noticed long before.
-	checkTimeout = 2 * time.Second
+	checkTimeout = 4 * time.Second
 )
 
 // KeyChanges tells which keys have changed: fn gets the hash, or "" when
@@ -122,50 +120,29 @@ func New(o Options) (*Server, error) {
 // Run serves until ctx ends: then it turns unready, refuses new checks, lets
 // running ones end and gives back what is uncertain.
 func (s *Server) Run(ctx context.Context) error {
+	defer s.keys.close()
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(recvBytes), grpc.NumStreamWorkers(grpcWorkers))
 	authv3.RegisterAuthorizationServer(server, s)
-	grpc_health_v1.RegisterHealthServer(server, s.health.GRPC())
-	background, stop := context.WithCancel(context.WithoutCancel(ctx))
-	defer stop()
-	group, groupCtx := errgroup.WithContext(background)
-	group.Go(func() error { s.refunds.run(groupCtx); return nil })
-	group.Go(func() error {
-		err := s.keyChanges.WatchKeys(groupCtx, s.keys.drop)
-		if groupCtx.Err() != nil {
-			return nil
-		}
+	return telemetry.ServeGRPC(ctx, telemetry.ServeGRPCOptions{
+		Server: server, Listener: s.listener, Health: s.health, StopLimit: s.stopTimeout,
+		Stopping: func() { s.draining.Store(true) },
+		Background: []func(context.Context) error{
+			func(ctx context.Context) error { s.refunds.run(ctx); return nil },
+			s.followKeys,
+		},
+	})
+}
+
+// followKeys drops cached keys that have changed.
+func (s *Server) followKeys(ctx context.Context) error {
+	if err := s.keyChanges.WatchKeys(ctx, s.keys.drop); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("watch key changes: %w", err)
-	})
-	group.Go(func() error {
-		defer stop()
-		if err := server.Serve(s.listener); err != nil {
-			return fmt.Errorf("serve ext_authz: %w", err)
-		}
-		return nil
-	})
-	group.Go(func() error {
-		select {
-		case <-ctx.Done():
-		case <-groupCtx.Done():
-		}
-		s.stop(server)
-		return nil
-	})
-	err := group.Wait()
-	s.keys.close()
-	return err
+	}
+	return nil
 }
 
 // grpcWorkers reuses goroutine stacks for checks; a few are enough on any machine.
 const grpcWorkers = 8
-
-func (s *Server) stop(server *grpc.Server) {
-	s.draining.Store(true)
-	s.health.Drain()
-	force := time.AfterFunc(s.stopTimeout, server.Stop)
-	server.GracefulStop()
-	force.Stop()
-}
 
 // Check implements envoy.service.auth.v3.Authorization.
 func (s *Server) Check(ctx context.Context, req *authv3.CheckRequest) (*authv3.CheckResponse, error) {

@@ -12,9 +12,7 @@ import (
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 
 	"keyway/config"
@@ -132,40 +130,17 @@ func (s *Server) Run(ctx context.Context) error {
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(recvBytes), grpc.NumStreamWorkers(grpcWorkers))
 	extprocv3.RegisterExternalProcessorServer(server, s)
 	accesslogv3.RegisterAccessLogServiceServer(server, s)
-	grpc_health_v1.RegisterHealthServer(server, s.health.GRPC())
-	background, stop := context.WithCancel(context.WithoutCancel(ctx))
-	defer stop()
-	group, groupCtx := errgroup.WithContext(background)
-	group.Go(func() error { s.leases.run(groupCtx); return nil })
-	group.Go(func() error { s.replay(groupCtx); return nil })
-	group.Go(func() error {
-		defer stop()
-		if err := server.Serve(s.listener); err != nil {
-			return fmt.Errorf("serve ext_proc: %w", err)
-		}
-		return nil
+	err = telemetry.ServeGRPC(ctx, telemetry.ServeGRPCOptions{
+		Server: server, Listener: s.listener, Health: s.health, StopLimit: s.stopTimeout,
+		Background: []func(context.Context) error{
+			func(ctx context.Context) error { s.leases.run(ctx); return nil },
+			func(ctx context.Context) error { s.replay(ctx); return nil },
+		},
 	})
-	group.Go(func() error {
-		select {
-		case <-ctx.Done():
-		case <-groupCtx.Done():
-		}
-		s.stop(server)
-		return nil
-	})
-	err = group.Wait()
+	// What is still open is settled by the exits of the streams' handlers.
+	s.watches.Wait()
 	s.landJournal()
 	return errors.Join(err, s.journal.Close())
-}
-
-// stop follows ARCHITECTURE §9: unready first, streams to a deadline, then
-// whatever is open is settled by the exits of their handlers.
-func (s *Server) stop(server *grpc.Server) {
-	s.health.Drain()
-	force := time.AfterFunc(s.stopTimeout, server.Stop)
-	server.GracefulStop()
-	force.Stop()
-	s.watches.Wait()
 }
 
 func (s *Server) landJournal() {

@@ -65,7 +65,7 @@ type guard struct {
 func newGuard(o Options) *guard {
 	g := &guard{
 		log:      o.Log,
-		dialer:   net.Dialer{Timeout: time.Second, KeepAlive: 15 * time.Second},
+		dialer:   net.Dialer{Timeout: dialTimeout, KeepAlive: 15 * time.Second},
 		onChange: o.OnChange,
 		nodes:    map[string]*node{},
 	}

@@ -22,9 +22,17 @@ import (
 // life: longer than the longest stream and the longest wait in a journal.
 const keepClosed = 24 * time.Hour
 
-// callTimeout bounds each wait of a call: for a connection, to write, to read.
-// The guard ends nearly all of them earlier.
-const callTimeout = 2 * time.Second
+const (
+	// callTimeout bounds each wait of a call, to write and to read. The guard
+	// ends nearly all of them earlier.
+	callTimeout = 2 * time.Second
+	// dialTimeout is long, because a busy machine is slow to accept: a server
+	// that is gone refuses at once, and one that is frozen the guard finds.
+	dialTimeout = 5 * time.Second
+	// poolTimeout bounds the wait for a connection where the caller's own
+	// context does not.
+	poolTimeout = 30 * time.Second
+)
 
 // DefaultPoolSize is the number of connections to each server.
 const DefaultPoolSize = 64
@@ -88,10 +96,12 @@ func Open(o Options) (*Store, error) {
 	options.DialerRetries = 1
 	options.MaxRedirects = 8
 	options.ContextTimeoutEnabled = true
-	options.DialTimeout = time.Second
+	options.DialTimeout = dialTimeout
 	options.ReadTimeout = callTimeout
 	options.WriteTimeout = callTimeout
-	options.PoolTimeout = callTimeout
+	// The wait for a connection ends with the caller's context or by the guard's
+	// verdict: a queue behind a store that answers is load, not an outage.
+	options.PoolTimeout = poolTimeout
 	options.PoolSize = o.PoolSize
 	options.PipelinePoolSize = -1 // nearly every act is a pipeline: one pool, one bound
 	if options.MasterName == "" {
