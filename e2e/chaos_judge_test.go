@@ -154,7 +154,7 @@ func (j *judge) bodies(s *seen, attempts []fakeprovider.Record) {
 // or the provider itself must have broken it.
 func (j *judge) broken(s *seen, attempts []fakeprovider.Record, fault time.Duration) {
 	j.cut++
-	if fault == 0 && !j.brokeLast(attempts) {
+	if fault == 0 && !j.brokeLast(s, attempts) {
 		j.fail("%s was cut for no reason: %v", describe(s, attempts), s.err)
 	}
 }
@@ -164,7 +164,7 @@ func (j *judge) ownError(s *seen, attempts []fakeprovider.Record, fault time.Dur
 	switch {
 	case s.status < 400:
 		j.fail("%s: an answer that no provider gave", describe(s, attempts))
-	case fault == 0 && j.slow.during(s.from, s.to) == 0 && !j.brokeLast(attempts):
+	case fault == 0 && j.slow.during(s.from, s.to) == 0 && !j.brokeLast(s, attempts):
 		j.fail("%s: an error for no reason: %s", describe(s, attempts), s.body)
 	}
 	j.excused++
@@ -193,7 +193,7 @@ func (j *judge) answer(s *seen, attempts []fakeprovider.Record, fault time.Durat
 		}
 	case s.req.hopeless:
 		j.errors++
-	case fault == 0 && !(len(attempts) == maxAttempts && slices.ContainsFunc(attempts, j.broke)):
+	case fault == 0 && !(len(attempts) == maxAttempts && j.brokeAny(s, attempts)):
 		j.fail("%s: another channel could have served", describe(s, attempts))
 	default:
 		j.excused++
@@ -204,20 +204,25 @@ func (j *judge) answer(s *seen, attempts []fakeprovider.Record, fault time.Durat
 const maxAttempts = 4
 
 // broke reports whether the provider broke an attempt off: by itself, or by
-// dropping the HTTP/2 connection that it shared, with what was still on it.
-func (j *judge) broke(a fakeprovider.Record) bool {
+// dropping the HTTP/2 connection that it shared, with what was still on its way
+// to the client.
+func (j *judge) broke(s *seen, a fakeprovider.Record) bool {
 	switch a.End {
 	case fakeprovider.EndReset, fakeprovider.EndDropped:
 		return true
 	case fakeprovider.EndPeerLeft, fakeprovider.EndCompleted:
 		dropped, ok := j.dropped[a.Peer]
-		return ok && a.Proto == "HTTP/2.0" && dropped.Sub(a.EndedAt).Abs() < time.Second
+		return ok && a.Proto == "HTTP/2.0" && dropped.After(a.EndedAt.Add(-time.Second)) && dropped.Before(s.to.Add(time.Second))
 	}
 	return false
 }
 
-func (j *judge) brokeLast(attempts []fakeprovider.Record) bool {
-	return len(attempts) > 0 && j.broke(attempts[len(attempts)-1])
+func (j *judge) brokeLast(s *seen, attempts []fakeprovider.Record) bool {
+	return len(attempts) > 0 && j.broke(s, attempts[len(attempts)-1])
+}
+
+func (j *judge) brokeAny(s *seen, attempts []fakeprovider.Record) bool {
+	return slices.ContainsFunc(attempts, func(a fakeprovider.Record) bool { return j.broke(s, a) })
 }
 
 var (
