@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"os"
 	"time"
 
@@ -24,6 +25,8 @@ type processFlags struct {
 	LogLevel  string
 	LogFormat string
 	Drain     time.Duration
+	// Pprof serves profiles beside the metrics.
+	Pprof bool
 }
 
 func (f *processFlags) add(cmd *cobra.Command, metrics string) {
@@ -32,6 +35,8 @@ func (f *processFlags) add(cmd *cobra.Command, metrics string) {
 		"Address (host:port) that serves /metrics, /healthz and /readyz.")
 	flags.StringVar(&f.LogLevel, "log-level", "info", "Least level that is logged: debug, info, warn or error.")
 	flags.StringVar(&f.LogFormat, "log-format", string(telemetry.LogText), "Form of log lines on stderr: text or json.")
+	flags.BoolVar(&f.Pprof, "pprof", false,
+		"Serve Go profiles under /debug/pprof/ of the --metrics address, to whoever reaches it.")
 	flags.DurationVar(&f.Drain, "drain-wait", 0,
 		"Time between turning unready and refusing new work at a stop, for balancers to notice (a duration such as 5s).")
 }
@@ -56,11 +61,17 @@ func (f processFlags) newProcess(name string, w io.Writer) (*process, error) {
 		return nil, fmt.Errorf("read --log-format: %w", err)
 	}
 	logger := telemetry.NewLogger(w, telemetry.LogOptions{Service: name, Format: format, Level: level})
-	return &process{
+	p := &process{
 		logger: logger, registry: telemetry.NewRegistry(),
 		health: telemetry.NewHealth(telemetry.HealthOptions{Logger: logger}),
 		routes: map[string]http.Handler{},
-	}, nil
+	}
+	if f.Pprof {
+		p.routes["GET /debug/pprof/"] = http.HandlerFunc(pprof.Index)
+		p.routes["GET /debug/pprof/profile"] = http.HandlerFunc(pprof.Profile)
+		p.routes["GET /debug/pprof/trace"] = http.HandlerFunc(pprof.Trace)
+	}
+	return p, nil
 }
 
 // serve runs body, a service, with its observability around it, which starts
