@@ -55,7 +55,7 @@ e2e: parts ## Run the tests on the real Envoy, a real store and the real SDKs.
 	$(TEST_ENV) $(GO) test -count=1 -timeout 20m $(E2E)
 
 bench: parts ## Measure against bare Envoy; figures go to docs/benchmarks.md.
-	$(TEST_ENV) $(GO) test -run '^$$' -bench . -benchtime 1x -count=1 -timeout 60m ./e2e
+	$(TEST_ENV) $(GO) test -run '^$$' -bench . -benchtime 1x -count=1 -timeout 60m ./e2e/bench
 
 lint: ## Run the linters.
 	$(LINT) run ./...

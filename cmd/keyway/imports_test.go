@@ -41,6 +41,7 @@ var allowed = map[string][]string{
 	"xds":                     {"domain", "api/keyway/v1", "config", "envoy", "telemetry"},
 	"worker":                  {"domain", "api/keyway/v1", "config", "wire", "telemetry"},
 	"e2e/fakeprovider":        {"domain"},
+	"e2e/bench":               {},
 	"e2e/sdk/sdkcase":         {},
 	"e2e/sdk/gosdk":           {"e2e/sdk/sdkcase"},
 	"e2e/sdk":                 {"e2e/sdk/sdkcase", "e2e/sdk/gosdk"},

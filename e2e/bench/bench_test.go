@@ -1,0 +1,128 @@
+package bench
+
+import (
+	"flag"
+	"os"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+var (
+	rounds = flag.Int("rounds", 5, "rounds of BenchmarkGateway")
+	// report is where the figures go.
+	report = flag.String("report", "../../docs/benchmarks.md", "file that BenchmarkGateway writes; empty writes none")
+)
+
+// The phases of one round on one target.
+const (
+	warmFor  = 300 * time.Millisecond
+	aloneFor = 3 * time.Second
+	crowdFor = 4 * time.Second
+	crowd    = 16
+	streams  = 50
+	// booksFor passes after the crowd: the last settlements reach the ledger.
+	booksFor = time.Second
+	// profileFor is how long authz and extproc are profiled under the crowd.
+	profileFor = 10 * time.Second
+)
+
+// The targets.
+const (
+	bareTarget    = "bare Envoy"
+	keywayTarget  = "Keyway"
+	renamedTarget = "Keyway, model renamed"
+)
+
+// figures are those of one target in one round.
+type figures struct {
+	aloneP50, aloneP99 time.Duration
+	aloneRate          float64
+	crowdP50, crowdP99 time.Duration
+	crowdRate          float64
+	// cpu is seconds per 1 000 requests of the crowd, by process.
+	cpu map[string]float64
+	// envoy is the target's own Envoy, gateway all that stands between client and provider.
+	envoy, gateway     float64
+	firstP50, firstP99 time.Duration
+	chunkP50, chunkP99 time.Duration
+}
+
+// BenchmarkGateway runs the rounds and writes the report. It is one long
+// measurement, so b.N does not matter.
+func BenchmarkGateway(b *testing.B) {
+	r := startRegion(b)
+	key := r.key(b)
+	ingress := r.ready.BaseURL[len("http://"):]
+	targets := []target{
+		newTarget(bareTarget, r.bare, key, "bench"),
+		newTarget(keywayTarget, ingress, key, "bench"),
+		newTarget(renamedTarget, ingress, key, "renamed"),
+	}
+	results := map[string][]figures{}
+	load := machineLoad(b)
+	for round := range *rounds {
+		for _, t := range targets {
+			results[t.name] = append(results[t.name], r.round(b, t))
+		}
+		slices.Reverse(targets) // nobody is always the first after a pause
+		b.Logf("round %d of %d done", round+1, *rounds)
+	}
+	text := write(results, r.profiles(b, newTarget(keywayTarget, ingress, key, "bench")), load)
+	b.Log("\n" + text)
+	if *report != "" {
+		require.NoError(b, os.WriteFile(*report, []byte(text), 0o644))
+	}
+}
+
+// round measures one target once.
+func (r *region) round(b *testing.B, t target) figures {
+	b.Helper()
+	runtime.GC() // the generator's own garbage is nobody's latency
+	_, err := pour(t, crowd, warmFor)
+	require.NoError(b, err)
+	alone, err := pour(t, 1, aloneFor)
+	require.NoError(b, err)
+	var f figures
+	f.aloneP50, f.aloneP99 = quantiles(alone.latencies)
+	f.aloneRate = alone.rate()
+
+	time.Sleep(booksFor)
+	before, err := r.cpu()
+	require.NoError(b, err)
+	many, err := pour(t, crowd, crowdFor)
+	require.NoError(b, err)
+	time.Sleep(booksFor)
+	after, err := r.cpu()
+	require.NoError(b, err)
+	f.crowdP50, f.crowdP99 = quantiles(many.latencies)
+	f.crowdRate = many.rate()
+	f.cpu = map[string]float64{}
+	for name := range after {
+		f.cpu[name] = (after[name] - before[name]) / float64(many.requests) * 1000
+	}
+	f.envoy, f.gateway = f.cpu[procBare], f.cpu[procBare]
+	if t.name != bareTarget {
+		f.envoy, f.gateway = f.cpu["envoy"], 0
+		for _, name := range services {
+			f.gateway += f.cpu[name]
+		}
+	}
+
+	s, err := stream(t, streams)
+	require.NoError(b, err)
+	f.firstP50, f.firstP99 = quantiles(s.firsts)
+	f.chunkP50, f.chunkP99 = quantiles(s.delays)
+	return f
+}
+
+func (f flow) rate() float64 { return float64(f.requests) / f.took.Seconds() }
+
+// quantiles are the median and the 99th percentile of a sample that is not empty.
+func quantiles(sample []time.Duration) (p50, p99 time.Duration) {
+	slices.Sort(sample)
+	return sample[len(sample)/2], sample[min(len(sample)*99/100, len(sample)-1)]
+}

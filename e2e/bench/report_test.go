@@ -1,0 +1,200 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// write makes the report.
+func write(results map[string][]figures, profiles map[string]string, load string) string {
+	var out strings.Builder
+	fmt.Fprintf(&out, "# Benchmarks\n\nWritten by `make bench`; do not edit the figures.\n\n%s\n", machine(load))
+	out.WriteString(howTaken)
+	bare, keyway, renamed := results[bareTarget], results[keywayTarget], results[renamedTarget]
+	row := func(label string, of func(figures) float64) {
+		fmt.Fprintf(&out, "| %s | %s | %s | %s |\n", label, spread(bare, of), spread(keyway, of), spread(renamed, of))
+	}
+	out.WriteString("\n## Latency and throughput\n\n| | " + bareTarget + " | " + keywayTarget + " | " + renamedTarget + " |\n| --- | --- | --- | --- |\n")
+	row("1 connection: requests/s", func(f figures) float64 { return f.aloneRate })
+	row("1 connection: p50, ms", func(f figures) float64 { return ms(f.aloneP50) })
+	row("1 connection: p99, ms", func(f figures) float64 { return ms(f.aloneP99) })
+	row("16 connections: requests/s", func(f figures) float64 { return f.crowdRate })
+	row("16 connections: p50, ms", func(f figures) float64 { return ms(f.crowdP50) })
+	row("16 connections: p99, ms", func(f figures) float64 { return ms(f.crowdP99) })
+	row("50 streams: first byte p50, ms", func(f figures) float64 { return ms(f.firstP50) })
+	row("50 streams: first byte p99, ms", func(f figures) float64 { return ms(f.firstP99) })
+	row("50 streams: chunk delay p50, ms", func(f figures) float64 { return ms(f.chunkP50) })
+	row("50 streams: chunk delay p99, ms", func(f figures) float64 { return ms(f.chunkP99) })
+
+	out.WriteString("\n## Processor time\n\nSeconds per 1 000 requests, 16 connections.\n\n| process | " +
+		bareTarget + " | " + keywayTarget + " | " + renamedTarget + " |\n| --- | --- | --- | --- |\n")
+	row("Envoy", func(f figures) float64 { return f.envoy })
+	for _, name := range services[1:] {
+		row(name, func(f figures) float64 { return f.cpu[name] })
+	}
+	row("**gateway**: all of the above", gatewayCPU)
+	row(procProvider, func(f figures) float64 { return f.cpu[procProvider] })
+	row(procLoad, func(f figures) float64 { return f.cpu[procLoad] })
+
+	out.WriteString("\n## Against bare Envoy\n\nMedians of the ratios and differences of each round.\n\n| | aim | " +
+		keywayTarget + " | " + renamedTarget + " |\n| --- | --- | --- | --- |\n")
+	against := func(label, aim string, of func(own, bare figures) float64) {
+		fmt.Fprintf(&out, "| %s | %s | %s | %s |\n", label, aim, spread(paired(keyway, bare, of), itself), spread(paired(renamed, bare, of), itself))
+	}
+	against("gateway's processor time, times bare Envoy's", "≤ 16", func(own, bare figures) float64 { return gatewayCPU(own) / gatewayCPU(bare) })
+	against("requests/s at 16 connections, of bare Envoy's", "≥ 0.08", func(own, bare figures) float64 { return own.crowdRate / bare.crowdRate })
+	against("added p50 at 1 connection, ms", "≤ 1.5", func(own, bare figures) float64 { return ms(own.aloneP50 - bare.aloneP50) })
+	against("added time to the first byte at 50 streams, p50, ms", "", func(own, bare figures) float64 { return ms(own.firstP50 - bare.firstP50) })
+	against("added time to the first byte at 50 streams, p99, ms", "", func(own, bare figures) float64 { return ms(own.firstP99 - bare.firstP99) })
+	against("added delay of a chunk, p50, ms", "", func(own, bare figures) float64 { return ms(own.chunkP50 - bare.chunkP50) })
+	against("added delay of a chunk, p99, ms", "", func(own, bare figures) float64 { return ms(own.chunkP99 - bare.chunkP99) })
+
+	out.WriteString("\n## Where the services' time goes\n\nGo profiles under 16 connections, by function with all it calls.\n")
+	for _, name := range []string{"authz", "extproc"} {
+		fmt.Fprintf(&out, "\n%s:\n\n```\n%s```\n", name, profiles[name])
+	}
+	return out.String()
+}
+
+const howTaken = `
+A provider that answers about 1 KB from memory, a bare Envoy in front of it, and
+a whole region by ` + "`keyway up`" + ` (store with its append-only file, xds, authz,
+extproc, worker with its SQLite ledger, Envoy) run side by side as processes of
+their own; both Envoys are the same binary with the same number of workers. The
+load generator writes prepared requests of about 500 bytes over HTTP/1.1. The
+key's policy and that of its identity set all five limits, so every request
+reserves, holds a slot, is settled and becomes a ledger row. "Model renamed" has
+another name at the provider, so every body is patched.
+
+Each round measures every target in turn, in alternating order: 3 s on one
+connection, 4 s on 16, then 50 streams of 50 chunks, each 40 ms after the last,
+from which the gateway takes out the usage chunk that it asked for. Processor
+time is that of the 16 connections and the second after them. A cell is the
+median over the rounds, with the least and the greatest.
+`
+
+// machine describes where the figures come from, without naming it.
+func machine(load string) string {
+	var kernel, memory string
+	if raw, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
+		kernel, _, _ = strings.Cut(strings.TrimSpace(string(raw)), "-")
+	}
+	if raw, err := os.ReadFile("/proc/meminfo"); err == nil {
+		var kib int64
+		if _, err := fmt.Sscanf(string(raw), "MemTotal: %d kB", &kib); err == nil {
+			memory = fmt.Sprintf("%d GiB", (kib+1<<19)>>20)
+		}
+	}
+	return fmt.Sprintf("Machine: %d cores (%s), %s of memory, Linux %s, %s; load average before the run: %s.",
+		runtime.NumCPU(), runtime.GOARCH, memory, kernel, runtime.Version(), load)
+}
+
+// machineLoad is the load average of the last minute.
+func machineLoad(t testing.TB) string {
+	t.Helper()
+	raw, err := os.ReadFile("/proc/loadavg")
+	require.NoError(t, err)
+	load, _, _ := strings.Cut(string(raw), " ")
+	return load
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+func itself(v float64) float64 { return v }
+
+func gatewayCPU(f figures) float64 { return f.gateway }
+
+// paired compares the same rounds of two targets.
+func paired(own, bare []figures, of func(own, bare figures) float64) []float64 {
+	out := make([]float64, len(own))
+	for i := range own {
+		out[i] = of(own[i], bare[i])
+	}
+	return out
+}
+
+// spread is the median with the least and the greatest.
+func spread[T any](all []T, of func(T) float64) string {
+	values := make([]float64, len(all))
+	for i, one := range all {
+		values[i] = of(one)
+	}
+	slices.SortFunc(values, cmp.Compare)
+	return fmt.Sprintf("%s (%s–%s)", number(values[len(values)/2]), number(values[0]), number(values[len(values)-1]))
+}
+
+// number prints three significant digits, and whole numbers where there are more.
+func number(v float64) string {
+	if v >= 100 {
+		return fmt.Sprintf("%.0f", v)
+	}
+	return fmt.Sprintf("%.3g", v)
+}
+
+// profiles are the tops of the services' processor profiles under load.
+func (r *region) profiles(b *testing.B, t target) map[string]string {
+	b.Helper()
+	names := []string{"authz", "extproc"}
+	files := map[string]string{}
+	failed := make(chan error, len(names))
+	for _, name := range names {
+		files[name] = filepath.Join(r.dir, name+".pprof")
+		base, _, _ := strings.Cut(r.ready.Services[name].MetricsURL, "/metrics")
+		go func() { failed <- fetch(base, files[name]) }()
+	}
+	_, err := pour(t, crowd, profileFor+time.Second)
+	require.NoError(b, err)
+	out := map[string]string{}
+	for range names {
+		require.NoError(b, <-failed)
+	}
+	for _, name := range names {
+		raw, err := exec.Command("go", "tool", "pprof", "-top", "-cum", "-nodecount=45", r.binary, files[name]).Output()
+		require.NoError(b, err)
+		out[name] = withoutHead(string(raw))
+	}
+	return out
+}
+
+// fetch takes a profile of the service whose observability is at base.
+func fetch(base, file string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*profileFor)
+	defer cancel()
+	url := fmt.Sprintf("%s/debug/pprof/profile?seconds=%.0f", base, profileFor.Seconds())
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return err
+	}
+	transport := &http.Transport{DisableKeepAlives: true}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		return fmt.Errorf("fetch profile: %w", err)
+	}
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("fetch profile: status %d, %w", resp.StatusCode, err)
+	}
+	return os.WriteFile(file, raw, 0o600)
+}
+
+// withoutHead drops the lines that name files and times.
+func withoutHead(top string) string {
+	if at := strings.Index(top, "Showing"); at >= 0 {
+		return top[at:]
+	}
+	return top
+}
