@@ -77,6 +77,7 @@ func Compile(rc *keywayv1.RegionConfig) (*Snapshot, error) {
 func compileProvider(p *keywayv1.Provider) domain.Provider {
 	out := domain.Provider{
 		Name:             p.Name,
+		BaseURL:          p.BaseUrl,
 		FirstByteLimit:   p.FirstByteLimit.AsDuration(),
 		AnthropicVersion: p.AnthropicVersion,
 	}

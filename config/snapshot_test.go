@@ -31,6 +31,7 @@ func TestCompile(t *testing.T) {
 
 	vendor := domain.Provider{
 		Name:             "vendor",
+		BaseURL:          "https://LLM.example.com:443/compat/v1",
 		Dialects:         []domain.Dialect{domain.DialectOpenAI, domain.DialectAnthropic},
 		Authority:        "LLM.example.com",
 		BasePath:         "/compat/v1",
@@ -38,7 +39,7 @@ func TestCompile(t *testing.T) {
 		AnthropicVersion: "2025-01-01",
 	}
 	plain := domain.Provider{
-		Name: "plain", Dialects: []domain.Dialect{domain.DialectOpenAI}, Authority: "127.0.0.1:9000",
+		Name: "plain", BaseURL: "http://127.0.0.1:9000", Dialects: []domain.Dialect{domain.DialectOpenAI}, Authority: "127.0.0.1:9000",
 		FirstByteLimit: time.Minute, AnthropicVersion: "2023-06-01",
 	}
 	assert.Equal(t, &config.Snapshot{

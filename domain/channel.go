@@ -9,6 +9,9 @@ import (
 type Provider struct {
 	Name     string
 	Dialects []Dialect
+	// BaseURL is where it is as the configuration says it: what a cluster and a
+	// credential of one provider have in common.
+	BaseURL string
 	// Authority is the host (and port, when not the scheme's own) of requests.
 	Authority string
 	// BasePath takes the place of "/v1" in a client's path; no trailing slash.

@@ -207,9 +207,9 @@ func answers(url string) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// extraChannel is a second channel at a face, which comes, changes and goes
+// extraChannel is a channel that comes, moves between the faces, and goes
 // during a run.
-func extraChannel(face string) string { return "extra-" + face }
+const extraChannel = "extra"
 
 // vary changes, until ctx ends, what must never hurt a request: the
 // configuration, the pace of handshakes, and a provider that answers too early.
@@ -237,14 +237,14 @@ func (c *chaos) vary(ctx context.Context, rng *rand.Rand) {
 	}
 }
 
-// push writes the configuration with or without an extra channel, at another
+// push writes the configuration with or without the extra channel, at another
 // provider and with other slots each time.
 func (c *chaos) push(rng *rand.Rand) error {
 	var v configValues
 	if rng.IntN(3) > 0 {
 		face := faceNames[rng.IntN(len(faceNames))]
 		v.ExtraChannels = fmt.Sprintf(`  - {name: %s, provider: %s, secret: "file:%s/%s.sk", priority: 1, slots: %d, models: [{name: m, upstream: m-at-%s}, {name: m-h2}]}`,
-			extraChannel(face), face, c.stack.dir, face, 100+rng.IntN(1000), extraChannel(face))
+			extraChannel, face, c.stack.dir, face, 100+rng.IntN(1000), extraChannel)
 	}
 	return c.stack.writeConfig(v)
 }

@@ -191,5 +191,5 @@ func (r *chaosRequest) upstreamNames(face string) []string {
 	if r.model == "m-h2" {
 		return []string{"m-h2"}
 	}
-	return []string{"m-at-" + face, "m-at-" + extraChannel(face)}
+	return []string{"m-at-" + face, "m-at-" + extraChannel}
 }

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -202,11 +203,7 @@ func (c *chaos) requireNothingHeld(t *testing.T) {
 // held are the leases and slots that live.
 func (c *chaos) held(t *testing.T) map[string]int64 {
 	t.Helper()
-	var channels []string
-	for _, face := range faceNames {
-		channels = append(channels, face, extraChannel(face))
-	}
-	counters, err := c.stack.store.Counters(t.Context(), "wide", channels...)
+	counters, err := c.stack.store.Counters(t.Context(), "wide", append(slices.Clone(faceNames), extraChannel)...)
 	require.NoError(t, err)
 	for name := range counters {
 		if !strings.Contains(name, ":inflight:") && !strings.Contains(name, ":slot:") {

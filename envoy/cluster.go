@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -165,7 +166,7 @@ func upstreamTLS(host, caFile string) (*corev3.TransportSocket, error) {
 // is asynchronous; the response phase is the synchronous verdict script. That
 // is rule 1 of ARCHITECTURE §1, and a test holds every snapshot to it.
 func channelHTTP(ch *keywayv1.Channel, p *keywayv1.Provider, base *url.URL) (*anypb.Any, error) {
-	egress, err := pack(egressFilter(ch.GetName()))
+	egress, err := pack(egressFilter(ch.GetName(), p.GetBaseUrl()))
 	if err != nil {
 		return nil, err
 	}
@@ -217,11 +218,13 @@ func httpFilter(name string, config *anypb.Any) *hcmv3.HttpFilter {
 
 // egressFilter sets credential, path, host and body of one attempt. It takes
 // no part in the response.
-func egressFilter(channel string) *extprocv3.ExternalProcessor {
+func egressFilter(channel, baseURL string) *extprocv3.ExternalProcessor {
 	return &extprocv3.ExternalProcessor{
 		GrpcService: grpcService(ClusterEgress,
 			header(HeaderSide, SideEgress),
 			header(HeaderChannel, channel),
+			// Values are formats, in which a percent sign is written twice.
+			header(HeaderUpstream, strings.ReplaceAll(baseURL, "%", "%%")),
 			header(HeaderDecision, dynamicMetadata(MetadataNamespace, MetadataDecision)),
 			header(HeaderAttempt, "%UPSTREAM_REQUEST_ATTEMPT_COUNT%"),
 		),

@@ -222,7 +222,7 @@ func watchFilter() *extprocv3.ExternalProcessor {
 // reads it: a forged one would choose the route.
 func dropClientHeaders() (*corev3.TypedExtensionConfig, error) {
 	var mutations []*mutationrulesv3.HeaderMutation
-	for _, name := range []string{HeaderRelay, HeaderDecision, HeaderChannel, HeaderAttempt, HeaderAttempts, HeaderSide, HeaderRetry} {
+	for _, name := range []string{HeaderRelay, HeaderDecision, HeaderChannel, HeaderUpstream, HeaderAttempt, HeaderAttempts, HeaderSide, HeaderRetry} {
 		mutations = append(mutations, &mutationrulesv3.HeaderMutation{
 			Action: &mutationrulesv3.HeaderMutation_Remove{Remove: name},
 		})

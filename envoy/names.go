@@ -21,6 +21,9 @@ const (
 	// HeaderSide travel as initial metadata of a gRPC stream to extproc.
 	HeaderDecision = "x-keyway-decision"
 	HeaderChannel  = "x-keyway-channel"
+	// HeaderUpstream is the base URL that the channel's cluster leads to, so
+	// that a credential never goes to a provider that it is not for.
+	HeaderUpstream = "x-keyway-upstream"
 	HeaderAttempt  = "x-keyway-attempt"
 	HeaderAttempts = "x-keyway-attempts"
 	HeaderSide     = "x-keyway-side"

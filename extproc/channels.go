@@ -1,6 +1,8 @@
 package extproc
 
 import (
+	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -8,25 +10,40 @@ import (
 	"keyway/domain"
 )
 
-// goneFor is how long a channel that left the configuration still serves the
-// requests that were admitted with it: longer than four attempts can wait for
-// their first bytes.
-const goneFor = 10 * time.Minute
+const (
+	// goneFor is how long a channel that left the configuration, or changed,
+	// still serves the requests that were admitted with it: longer than four
+	// attempts can wait for their first bytes.
+	goneFor = 10 * time.Minute
+	// pushWait is how long an attempt waits for a configuration that Envoy
+	// already has: clusters are pushed first.
+	pushWait = 2 * time.Second
+)
 
-// channels remembers what the configuration lately said of channels that are
-// gone from it. Envoy keeps their clusters for a while, and a request that was
-// admitted before may still fall back to one.
+// channels finds what the configuration says of a channel at the provider to
+// which its cluster leads, now or lately. Envoy and this service learn of a
+// change at different moments; what must never happen in between is that the
+// credential for one provider goes to another.
 type channels struct {
 	now func() time.Time
 
 	mu   sync.Mutex // guards all below
 	last *config.Snapshot
-	gone map[string]goneChannel
+	gone map[channelAt]goneChannel
+	// changed is closed by the next follow.
+	changed chan struct{}
 }
+
+// channelAt is a channel at a provider's base URL.
+type channelAt struct{ name, baseURL string }
 
 type goneChannel struct {
 	channel domain.Channel
 	until   time.Time
+}
+
+func newChannels(now func() time.Time) *channels {
+	return &channels{now: now, gone: make(map[channelAt]goneChannel), changed: make(chan struct{})}
 }
 
 // follow takes in a new snapshot; it is an observer of the configuration.
@@ -36,26 +53,45 @@ func (c *channels) follow(snap *config.Snapshot) {
 	now := c.now()
 	if c.last != nil {
 		for name, channel := range c.last.Channels {
-			c.gone[name] = goneChannel{channel: channel, until: now.Add(goneFor)}
+			c.gone[channelAt{name, channel.Provider.BaseURL}] = goneChannel{channel: channel, until: now.Add(goneFor)}
 		}
 	}
 	c.last = snap
-	for name, g := range c.gone {
-		if _, back := snap.Channels[name]; back || now.After(g.until) {
-			delete(c.gone, name)
+	for at, g := range c.gone {
+		if current, ok := snap.Channels[at.name]; ok && current.Provider.BaseURL == at.baseURL || now.After(g.until) {
+			delete(c.gone, at)
+		}
+	}
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// find returns the channel as the configuration describes it at that provider.
+// It waits a little for one that Envoy knows first.
+func (c *channels) find(ctx context.Context, at channelAt) (domain.Channel, error) {
+	ctx, cancel := context.WithTimeout(ctx, pushWait)
+	defer cancel()
+	for {
+		channel, ok, changed := c.look(at)
+		if ok {
+			return channel, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return domain.Channel{}, fmt.Errorf("channel %q at %s is not configured", at.name, at.baseURL)
 		}
 	}
 }
 
-// find returns the channel called name as it is now, or as it was last.
-func (c *channels) find(name string) (domain.Channel, bool) {
+func (c *channels) look(at channelAt) (channel domain.Channel, ok bool, changed <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.last != nil {
-		if channel, ok := c.last.Channels[name]; ok {
-			return channel, true
+		if channel, ok := c.last.Channels[at.name]; ok && channel.Provider.BaseURL == at.baseURL {
+			return channel, true, nil
 		}
 	}
-	g, ok := c.gone[name]
-	return g.channel, ok && c.now().Before(g.until)
+	g, ok := c.gone[at]
+	return g.channel, ok && c.now().Before(g.until), c.changed
 }

@@ -18,8 +18,9 @@ type attempt struct {
 	decision domain.Decision
 	// number is 1-based.
 	number int
-	// channel is the one whose cluster Envoy has chosen.
+	// channel is the one whose cluster Envoy has chosen, baseURL where that leads.
 	channel string
+	baseURL string
 	// headers are the client's, lower-case, as an earlier attempt may have left them.
 	headers map[string][]string
 }
@@ -65,9 +66,9 @@ func (s *Server) plan(ctx context.Context, a attempt) (egressPlan, error) {
 	if !ok || candidate.Channel != a.channel {
 		return egressPlan{}, fmt.Errorf("attempt %d went to channel %q, which the decision does not name there", a.number, a.channel)
 	}
-	channel, ok := s.channels.find(a.channel)
-	if !ok {
-		return egressPlan{}, fmt.Errorf("channel %q is not configured", a.channel)
+	channel, err := s.channels.find(ctx, channelAt{a.channel, a.baseURL})
+	if err != nil {
+		return egressPlan{}, err
 	}
 	sk, err := s.secrets.Resolve(channel.SecretRef)
 	if err != nil {

@@ -19,6 +19,7 @@ type egressStream struct {
 	decision domain.Decision
 	known    bool
 	channel  string
+	baseURL  string
 	attempt  string
 }
 
@@ -78,7 +79,7 @@ func (s *Server) planAttempt(stream extprocv3.ExternalProcessor_ProcessServer, e
 		return egressPlan{}, err
 	}
 	return s.plan(stream.Context(), attempt{
-		decision: e.decision, number: number, channel: e.channel, headers: headerMap(h.GetHeaders()),
+		decision: e.decision, number: number, channel: e.channel, baseURL: e.baseURL, headers: headerMap(h.GetHeaders()),
 	})
 }
 

@@ -102,7 +102,7 @@ func New(o Options) (*Server, error) {
 	if s.now == nil {
 		s.now = time.Now
 	}
-	s.channels = &channels{now: s.now, gone: make(map[string]goneChannel)}
+	s.channels = newChannels(s.now)
 	o.Config.OnChange(s.channels.follow)
 	s.metrics = newMetrics(o.Registerer, func() float64 { return float64(s.leases.len()) }, func() float64 {
 		if s.journal == nil {
@@ -163,7 +163,7 @@ func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error
 	case envoy.SideEgress:
 		return s.processEgress(stream, egressStream{
 			decision: decision, known: known,
-			channel: first(md, envoy.HeaderChannel), attempt: first(md, envoy.HeaderAttempt),
+			channel: first(md, envoy.HeaderChannel), baseURL: first(md, envoy.HeaderUpstream), attempt: first(md, envoy.HeaderAttempt),
 		})
 	case envoy.SideWatch:
 		return s.processWatch(stream, watchStream{decision: decision, known: known, notes: first(md, envoy.HeaderAttempts)})

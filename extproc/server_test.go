@@ -200,6 +200,7 @@ func TestPlanRefusesWhatTheDecisionDoesNotName(t *testing.T) {
 		"another channel":  {decision: decisionOf(domain.APIChat), number: 1, channel: "b"},
 		"a third attempt":  {decision: decisionOf(domain.APIChat), number: 3, channel: "a"},
 		"attempt zero":     {decision: decisionOf(domain.APIChat), number: 0, channel: "a"},
+		"another provider": {decision: decisionOf(domain.APIChat), number: 1, channel: "a", baseURL: "https://elsewhere.example/v1"},
 		"a missing secret": {decision: decisionOf(domain.APIChat), number: 1, channel: "a"},
 	} {
 		if name == "a missing secret" {
