@@ -174,8 +174,8 @@ func TestAllChannelsFail(t *testing.T) {
 		{"401 chat", `{"status":401}`, domain.APIChat, 502, "server_error", 401, true},
 		{"401 messages", `{"status":401}`, domain.APIMessages, 500, "api_error", 401, true},
 		{"HTML chat", `{"fail":"html"}`, domain.APIChat, 502, "server_error", 502, true},
-		{"reset chat", `{"reset_after":{"before_headers":true}}`, domain.APIChat, 503, "service_unavailable_error", 0, true},
-		{"reset messages", `{"reset_after":{"before_headers":true}}`, domain.APIMessages, 503, "overloaded_error", 0, true},
+		{"reset chat", `{"reset_after":{"before_headers":true}}`, domain.APIChat, 502, "server_error", 0, true},
+		{"reset messages", `{"reset_after":{"before_headers":true}}`, domain.APIMessages, 500, "api_error", 0, true},
 	}
 	var requests []sent
 	for _, tc := range cases {

@@ -1,6 +1,8 @@
 package envoy
 
 import (
+	"cmp"
+
 	"fmt"
 
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
@@ -20,11 +22,14 @@ import (
 type reply struct {
 	// from and to bound the status, inclusive.
 	from, to uint32
-	// status replaces the status when it is not 0.
-	status                 uint32
-	message                string
-	openAIType, openAICode string
-	anthropicType          string
+	// flags, when given, must hold one of the response's flags.
+	flags []string
+	// status replaces the status when it is not 0, anthropicStatus that of the
+	// Anthropic dialect.
+	status, anthropicStatus uint32
+	message                 string
+	openAIType, openAICode  string
+	anthropicType           string
 }
 
 // replies are tried in this order.
@@ -53,6 +58,13 @@ var replies = []reply{
 		from: 504, to: 504,
 		message:    "No provider began to answer in time. Try again.",
 		openAIType: "server_error", openAICode: string(domain.CodeUpstreamTimeout), anthropicType: "timeout_error",
+	},
+	{
+		// Connections refused, reset or broken, after the last channel: the
+		// providers' fault, not ours (PROTOCOLS §7.3).
+		from: 503, to: 503, flags: []string{"UF", "UC", "UR", "UPE", "URX"}, status: 502, anthropicStatus: 500,
+		message:    "No provider could be reached for this request. Try again.",
+		openAIType: "server_error", openAICode: string(domain.CodeUpstream), anthropicType: "api_error",
 	},
 	{
 		from: 503, to: 503,
@@ -108,8 +120,13 @@ func localReplies() (*hcmv3.LocalReplyConfig, error) {
 // first and ask for it; the OpenAI ones take what is left.
 func (r reply) mapper(dialect domain.Dialect) (*hcmv3.ResponseMapper, error) {
 	m := &hcmv3.ResponseMapper{Filter: statusIn(r.from, r.to)}
+	if len(r.flags) > 0 {
+		m.Filter = and(m.Filter, flag(r.flags...))
+	}
+	status := r.status
 	var body map[string]any
 	if dialect == domain.DialectAnthropic {
+		status = cmp.Or(r.anthropicStatus, r.status)
 		m.Filter = and(isAnthropic(), m.Filter)
 		body = map[string]any{
 			"type":       "error",
@@ -128,10 +145,10 @@ func (r reply) mapper(dialect domain.Dialect) (*hcmv3.ResponseMapper, error) {
 	m.BodyFormatOverride = &corev3.SubstitutionFormatString{
 		Format: &corev3.SubstitutionFormatString_JsonFormat{JsonFormat: format},
 	}
-	if r.status != 0 {
-		m.StatusCode = wrapperspb.UInt32(r.status)
+	if status != 0 {
+		m.StatusCode = wrapperspb.UInt32(status)
 	}
-	if r.status == 503 || r.to == 503 {
+	if cmp.Or(status, r.to) == 503 {
 		m.HeadersToAdd = append(m.HeadersToAdd, &corev3.HeaderValueOption{Header: header("retry-after", "1")})
 	}
 	if dialect == domain.DialectAnthropic {
@@ -181,9 +198,9 @@ func compare(op accesslogv3.ComparisonFilter_Op, value uint32) *accesslogv3.Acce
 	}}}
 }
 
-func flag(name string) *accesslogv3.AccessLogFilter {
+func flag(names ...string) *accesslogv3.AccessLogFilter {
 	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ResponseFlagFilter{
-		ResponseFlagFilter: &accesslogv3.ResponseFlagFilter{Flags: []string{name}},
+		ResponseFlagFilter: &accesslogv3.ResponseFlagFilter{Flags: names},
 	}}
 }
 

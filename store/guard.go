@@ -13,7 +13,7 @@ import (
 )
 
 // The numbers of the guard. A frozen server is found after about
-// (silentTicks+1) × tick = 70 ms, within the 100 ms that the specification
+// (silentTicks+1) × tick = 60 ms, within the 100 ms that the specification
 // promises; beside a crowd of threads, where a server that only waits for its
 // turn looks the same, it takes up to maxSilentTicks.
 const (
@@ -21,7 +21,7 @@ const (
 	// silentTicks in a row, each run on time and without one byte from the
 	// server, are a verdict. Ticks are counted, not time: a process that gets no
 	// CPU ticks less, and so does not take its own starvation for the store's.
-	silentTicks    = 6
+	silentTicks    = 5
 	maxSilentTicks = 30
 	// promptReply is what a server that was down must keep, promptReplies times
 	// in a row, to be up again: one that is merely slow does not flap.
