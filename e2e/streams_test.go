@@ -5,7 +5,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -18,23 +17,9 @@ import (
 // manyStreams is above 1024, where Envoy's breakers stop by default.
 const manyStreams = 1100
 
-// raiseFileLimit lets this process and the region that it starts next have a
-// connection for every stream.
-func raiseFileLimit(t *testing.T) {
-	t.Helper()
-	var limit syscall.Rlimit
-	require.NoError(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
-	limit.Cur = limit.Max
-	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit))
-	if limit.Max < 4*manyStreams {
-		t.Skipf("this machine allows %d open files to a process; the test needs %d", limit.Max, 4*manyStreams)
-	}
-}
-
 // All of 1100 streams that run at once are served to their ends, over HTTP/1.1
 // with a connection each and over HTTP/2 with few, to providers of both kinds.
 func TestManyStreamsAtOnce(t *testing.T) {
-	raiseFileLimit(t)
 	s := ownStack(t)
 	c := s.caller(t, "wide", "--policy", "wide")
 	// The first event comes at once, and the rest when every stream has begun,

@@ -182,7 +182,7 @@ func TestALateReserveOfAFrozenStoreIsRefused(t *testing.T) {
 func TestPatienceGrowsWithTheCrowd(t *testing.T) {
 	t.Parallel()
 	assert.GreaterOrEqual(t, crowd(), 1.0)
-	for crowded, want := range map[float64]int{1: 6, 2: 6, 3: 9, 4: 12, 8: 24, 100: 30} {
+	for crowded, want := range map[float64]int{1: 5, 2: 5, 3: 7, 4: 10, 8: 20, 100: 30} {
 		assert.Equal(t, want, patience(crowded), "%v threads for each CPU", crowded)
 	}
 }
