@@ -45,11 +45,27 @@ func (s *Server) StreamAccessLogs(stream accesslogv3.AccessLogService_StreamAcce
 			return err
 		}
 		for _, raw := range msg.GetHttpLogs().GetLogEntry() {
+			if s.known(raw) {
+				continue
+			}
 			if entry, ok := s.readEntry(raw); ok {
 				s.ended(entry)
 			}
 		}
 	}
+}
+
+// known takes in the entry of a request that is watched here or was settled
+// here. That is nearly every one, so it is found out before the decision is decoded.
+func (s *Server) known(raw *accesslogdatav3.HTTPAccessLogEntry) bool {
+	id := raw.GetRequest().GetRequestId()
+	return s.ends.tell(id, ending{byClient: leftFirst(raw)}) || s.recent.has(id)
+}
+
+// leftFirst reports whether the client's side ended before the answer did.
+func leftFirst(raw *accesslogdatav3.HTTPAccessLogEntry) bool {
+	flags := raw.GetCommonProperties().GetResponseFlags()
+	return flags.GetDownstreamConnectionTermination() || flags.GetDownstreamRemoteReset() || flags.GetDownstreamProtocolError()
 }
 
 // readEntry reads an entry; ok is false for a request that was never admitted.
@@ -70,7 +86,7 @@ func (s *Server) readEntry(raw *accesslogdatav3.HTTPAccessLogEntry) (entry logEn
 		attempts:  int(common.GetUpstreamRequestAttemptCount()),
 		notes:     metadata[envoy.AttemptsNamespace].GetFields()[envoy.MetadataAttempts].GetStringValue(),
 		reached:   common.GetUpstreamRemoteAddress() != nil,
-		byClient:  flags.GetDownstreamConnectionTermination() || flags.GetDownstreamRemoteReset() || flags.GetDownstreamProtocolError(),
+		byClient:  leftFirst(raw),
 		bodyBytes: int64(raw.GetResponse().GetResponseBodyBytes()),
 	}
 	entry.clean = !entry.byClient && raw.GetResponse().GetResponseCodeDetails() == detailsViaUpstream &&
