@@ -25,6 +25,7 @@ local request, lease, keep = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local state = redis.call('HGET', KEYS[1], 'state')
 if state and state ~= 'reserved' then return {2, 0, 0} end
 local fresh, never = not state, 2 ^ 52
+local at, ends = string.format('%.0f', now), string.format('%.0f', now + lease)
 local reply, used, refused, longest = {0, 0, 0}, {}, 0, -1
 for i = 1, #KEYS - 2 do
   local key, class, limit = KEYS[i + 2], ARGV[4 * i + 1], tonumber(ARGV[4 * i + 2])
@@ -38,7 +39,7 @@ for i = 1, #KEYS - 2 do
     reset = math.ceil(used[i] / limit)
     if amount <= limit then wait = math.ceil((used[i] + amount * unit - limit * unit) / limit) end
   elseif class == 'lease' then
-    used[i] = redis.call('ZCOUNT', key, '(' .. string.format('%.0f', now), '+inf')
+    used[i] = redis.call('ZCOUNT', key, '(' .. at, '+inf')
     wait = 1000 -- a request can end at any moment: worth a look in a second
   else
     used[i] = tonumber(redis.call('GET', key)) or 0
@@ -57,22 +58,22 @@ for i = 1, #KEYS - 2 do
   local key, class, limit, amount = KEYS[i + 2], ARGV[4 * i + 1], ARGV[4 * i + 2], ARGV[4 * i + 3]
   if class == 'rate' then
     local total = used[i] + amount * 60000
-    redis.call('HSET', key, 'u', string.format('%.0f', total), 't', string.format('%.0f', now), 'l', limit)
+    redis.call('HSET', key, 'u', string.format('%.0f', total), 't', at, 'l', limit)
     reply[2 * i + 3] = math.ceil(total / limit)
     redis.call('PEXPIRE', key, string.format('%.0f', math.max(1, reply[2 * i + 3])))
   elseif class == 'lease' then
-    local gone = redis.call('ZRANGEBYSCORE', key, '-inf', string.format('%.0f', now), 'LIMIT', 0, 100)
+    local gone = redis.call('ZRANGEBYSCORE', key, '-inf', at, 'LIMIT', 0, 100)
     if #gone > 0 then redis.call('ZREM', key, unpack(gone)) end
-    redis.call('ZADD', key, string.format('%.0f', now + lease), request)
+    redis.call('ZADD', key, ends, request)
     if redis.call('PTTL', key) < lease then redis.call('PEXPIRE', key, lease) end
   else
-    redis.call('INCRBY', key, amount)
-    redis.call('PEXPIRE', key, ARGV[4 * i + 4])
+    -- One that was there before has its expiry, and each settle renews it.
+    if redis.call('INCRBY', key, amount) == tonumber(amount) then redis.call('PEXPIRE', key, ARGV[4 * i + 4]) end
   end
   reply[2 * i + 2] = reply[2 * i + 2] - amount
   kept[#kept + 1], kept[#kept + 2], kept[#kept + 3], kept[#kept + 4] = 'a' .. i, amount, 'l' .. i, limit
 end
 redis.call('HSET', KEYS[1], unpack(kept))
 redis.call('PEXPIRE', KEYS[1], keep)
-redis.call('ZADD', KEYS[2], string.format('%.0f', now + lease), request)
+redis.call('ZADD', KEYS[2], ends, request)
 return reply

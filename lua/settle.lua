@@ -22,13 +22,15 @@
 local now = redis.call('TIME')
 now = now[1] * 1000 + math.floor(now[2] / 1000)
 local request, keep, record = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local state = redis.call('HGET', KEYS[1], 'state')
+local n, fields, totals, limits = #KEYS - 4, {'state'}, {}, {}
+for i = 1, n do fields[2 * i], fields[2 * i + 1] = 'a' .. i, 'l' .. i end
+local kept = redis.call('HMGET', KEYS[1], unpack(fields))
+local state = kept[1]
 if state == 'settled' or (state == 'refunded' and record == '') then return 1 end
-local known, n, totals, limits = state == 'reserved', #KEYS - 4, {}, {}
+local known, at = state == 'reserved', string.format('%.0f', now)
 for i = 1, n do
   local key, class, amount = KEYS[i + 4], ARGV[3 * i + 2], tonumber(ARGV[3 * i + 3])
-  local kept = known and redis.call('HMGET', KEYS[1], 'a' .. i, 'l' .. i) or {}
-  local held, limit = tonumber(kept[1] or 0), tonumber(kept[2] or 0)
+  local held, limit = tonumber(kept[2 * i] or 0), tonumber(kept[2 * i + 1] or 0)
   if class == 'rate' and limit > 0 and amount ~= held then
     local b = redis.call('HMGET', key, 'u', 't')
     local drained = math.max(0, (now - (tonumber(b[2]) or now)) * limit)
@@ -47,7 +49,7 @@ for i = 1, n do
   elseif totals[i] == 0 then
     redis.call('DEL', key)
   elseif totals[i] and class == 'rate' then
-    redis.call('HSET', key, 'u', string.format('%.0f', totals[i]), 't', string.format('%.0f', now), 'l', limits[i])
+    redis.call('HSET', key, 'u', string.format('%.0f', totals[i]), 't', at, 'l', limits[i])
     redis.call('PEXPIRE', key, string.format('%.0f', math.ceil(totals[i] / limits[i])))
   elseif totals[i] then
     redis.call('SET', key, string.format('%.0f', totals[i]), 'PX', ARGV[3 * i + 4])
