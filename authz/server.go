@@ -47,7 +47,8 @@ type KeyChanges interface {
 	WatchKeys(ctx context.Context, fn func(hash string)) error
 }
 
-// Options are what a Server needs; all of it is mandatory but BodyBytes, Now and Random.
+// Options are what a Server needs; all of it is mandatory but BodyBytes, KeyTTL,
+// StopTimeout, Now and Random.
 type Options struct {
 	Config       *config.Holder
 	Keys         Keys
@@ -60,6 +61,9 @@ type Options struct {
 	Logger     *slog.Logger
 	// BodyBytes bounds request bodies in flight; 0 is DefaultBodyBytes.
 	BodyBytes int64
+	// KeyTTL is how long a key's record is used without being read again, also
+	// where no invalidation arrives; 0 is DefaultKeyTTL, which is the most.
+	KeyTTL time.Duration
 	// StopTimeout bounds the wait for running checks at the stop; 0 is 5 s.
 	StopTimeout time.Duration
 	Now         func() time.Time
@@ -87,9 +91,16 @@ type Server struct {
 	draining atomic.Bool
 }
 
-// New makes a Server; it does no I/O.
+// New makes a Server; it does no I/O. Its errors are a KeyTTL out of bounds and
+// those of the cache.
 func New(o Options) (*Server, error) {
-	keys, err := newKeyCache(o.Keys)
+	if o.KeyTTL < 0 || o.KeyTTL > DefaultKeyTTL {
+		return nil, fmt.Errorf("keys may be cached for at most %s, not for %s", DefaultKeyTTL, o.KeyTTL)
+	}
+	if o.KeyTTL == 0 {
+		o.KeyTTL = DefaultKeyTTL
+	}
+	keys, err := newKeyCache(o.Keys, o.KeyTTL)
 	if err != nil {
 		return nil, fmt.Errorf("make key cache: %w", err)
 	}

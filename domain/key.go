@@ -31,17 +31,41 @@ type VirtualKey struct {
 	Name     string
 	// Policy names the key's own limits; "" is no limit.
 	Policy string
-	// Models are the allowed model names; empty allows every model.
+	// Models are the allowed models, names or patterns (see MatchModel); empty
+	// allows every model.
 	Models    []string
 	State     KeyState
 	CreatedAt time.Time
 	// ExpiresAt is zero for a key that does not expire.
 	ExpiresAt time.Time
+	// RotatedAt is when the secret was last replaced; zero is never.
+	RotatedAt time.Time
+	// PreviousHash is that of the secret before the last rotation, which works
+	// until PreviousUntil; "" is none.
+	PreviousHash  string
+	PreviousUntil time.Time
 }
 
-// Allows reports whether the key may use model.
+// KeyRotation replaces the secret of a key.
+type KeyRotation struct {
+	// Hash is that of the new secret.
+	Hash string
+	At   time.Time
+	// Grace is how long the previous secret still works; 0 ends it at once.
+	Grace time.Duration
+}
+
+// Rotated returns the key with the secret of r. The secret before the previous
+// one is forgotten.
+func (k VirtualKey) Rotated(r KeyRotation) VirtualKey {
+	k.PreviousHash, k.PreviousUntil = k.Hash, r.At.Add(r.Grace)
+	k.Hash, k.RotatedAt = r.Hash, r.At
+	return k
+}
+
+// Allows reports whether the key may use model, the name that is dispatched.
 func (k VirtualKey) Allows(model string) bool {
-	return len(k.Models) == 0 || slices.Contains(k.Models, model)
+	return len(k.Models) == 0 || slices.ContainsFunc(k.Models, func(pattern string) bool { return MatchModel(pattern, model) })
 }
 
 // Check returns why the key may not be used at time now; nil when it may.
@@ -53,6 +77,18 @@ func (k VirtualKey) Check(now time.Time) *Error {
 		return &Error{Code: CodeKeyExpired, Message: "This API key has expired. Ask your operator for another one.", NoRetry: true}
 	}
 	return nil
+}
+
+// CheckSecret returns why the secret with hash may not be used as this key at
+// time now; nil when it may.
+func (k VirtualKey) CheckSecret(hash string, now time.Time) *Error {
+	switch {
+	case hash == "" || hash != k.Hash && hash != k.PreviousHash:
+		return &Error{Code: CodeInvalidKey, Message: "The API key is not valid for this gateway. Check it, or ask your operator for a new one.", NoRetry: true}
+	case hash != k.Hash && !now.Before(k.PreviousUntil):
+		return &Error{Code: CodeKeyExpired, Message: "The secret of this API key has been replaced. Use the new one, or ask your operator for it.", NoRetry: true}
+	}
+	return k.Check(now)
 }
 
 // A key's secret is "kw_", 32 base-62 characters and a six-character checksum

@@ -43,6 +43,39 @@ func TestKeyCheckAtTheEdgeOfItsExpiry(t *testing.T) {
 	require.Equal(t, domain.CodeKeyDisabled, domain.VirtualKey{}.Check(now).Code, "no state is not active")
 }
 
+func TestTwoSecretsOfARotatedKey(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)
+	key := domain.VirtualKey{Hash: "one", State: domain.KeyActive}
+	code := func(hash string, at time.Time) domain.Code {
+		if err := key.CheckSecret(hash, at); err != nil {
+			return err.Code
+		}
+		return ""
+	}
+	require.Empty(t, code("one", now))
+	require.Equal(t, domain.CodeInvalidKey, code("", now), "no previous secret is not an empty one")
+	require.Equal(t, domain.CodeInvalidKey, code("two", now))
+
+	key = key.Rotated(domain.KeyRotation{Hash: "two", At: now, Grace: time.Hour})
+	require.Empty(t, code("two", now))
+	require.Empty(t, code("one", now.Add(time.Hour-time.Nanosecond)))
+	require.Equal(t, domain.CodeKeyExpired, code("one", now.Add(time.Hour)))
+	require.Empty(t, code("two", now.Add(time.Hour)))
+
+	key = key.Rotated(domain.KeyRotation{Hash: "three", At: now.Add(time.Minute)})
+	require.Equal(t, domain.CodeInvalidKey, code("one", now.Add(time.Minute)), "its grace is forgotten")
+	require.Equal(t, domain.CodeKeyExpired, code("two", now.Add(time.Minute)), "no grace ends at once")
+	require.Empty(t, code("three", now.Add(time.Minute)))
+
+	key.State = domain.KeyDisabled
+	key.PreviousUntil = now.Add(time.Hour)
+	require.Equal(t, domain.CodeKeyDisabled, code("two", now), "a state is that of both")
+	require.Equal(t, domain.CodeKeyDisabled, code("three", now))
+	key.State, key.PreviousHash = domain.KeyActive, ""
+	require.Equal(t, domain.CodeInvalidKey, code("", now))
+}
+
 func TestHoldsFollowTheCalendarOfTheZone(t *testing.T) {
 	t.Parallel()
 	p := domain.Policy{BudgetDayMicros: 5, BudgetMonthMicros: 9, TimeZone: "America/New_York"}

@@ -18,19 +18,76 @@ import (
 // from its public id to there. The record is written first: an index entry
 // without a record is passed over, a record without an entry would work and be
 // invisible.
+//
+// A rotation moves the record to the hash of the new secret and leaves an alias
+// at the former one. That alias is the one write that makes it: until then the
+// new record is pending and works for nobody.
+const (
+	// fieldAlias, in an alias, is the hash to which the record has moved.
+	fieldAlias = "to"
+	// fieldPending is the hash whose alias has to point here for the record to count.
+	fieldPending = "pending"
+)
 
-// Key returns the record of the key whose secret has hash; domain.ErrNotFound
-// when there is none.
-func (s *Store) Key(ctx context.Context, hash string) (domain.VirtualKey, error) {
-	var fields map[string]string
-	err := s.do(ctx, "read key", func(ctx context.Context) (err error) {
-		fields, err = s.client.HGetAll(ctx, recordKey(hash)).Result()
+// maxMoves bounds how many aliases lead from an index entry to its record: one
+// for each rotation that has not yet, or never, corrected the entry.
+const maxMoves = 64
+
+// Key returns the record of the key one of whose secrets has hash;
+// domain.ErrNotFound when there is none. Whether the secret still works is for
+// VirtualKey.CheckSecret to say.
+func (s *Store) Key(ctx context.Context, hash string) (k domain.VirtualKey, err error) {
+	err = s.doKey(ctx, "read key", func(ctx context.Context) error {
+		fields, err := s.client.HGetAll(ctx, recordKey(hash)).Result()
+		if err != nil {
+			return err
+		}
+		current := hash
+		if to := fields[fieldAlias]; to != "" {
+			current = to
+			if fields, err = s.client.HGetAll(ctx, recordKey(current)).Result(); err != nil {
+				return err
+			}
+		} else if from := fields[fieldPending]; from != "" {
+			to, err := s.client.HGet(ctx, recordKey(from), fieldAlias).Result()
+			if err != nil && !errors.Is(err, redis.Nil) {
+				return err
+			}
+			if to != hash {
+				return keyError{domain.ErrNotFound}
+			}
+		}
+		k, err = readKey(current, fields)
+		if err == nil && hash != k.Hash && hash != k.PreviousHash {
+			return keyError{domain.ErrNotFound}
+		}
 		return err
 	})
 	if err != nil {
 		return domain.VirtualKey{}, err
 	}
-	return readKey(hash, fields)
+	return k, nil
+}
+
+// keyError is what is wrong with a key, not with the store.
+type keyError struct{ err error }
+
+func (e keyError) Error() string { return e.err.Error() }
+
+// doKey is do for commands that may end with a keyError.
+func (s *Store) doKey(ctx context.Context, act string, commands func(context.Context) error) error {
+	var own keyError
+	err := s.do(ctx, act, func(ctx context.Context) error {
+		err := commands(ctx)
+		if errors.As(err, &own) {
+			return nil
+		}
+		return err
+	})
+	if err == nil && own.err != nil {
+		return fmt.Errorf("%s: %w", act, own.err)
+	}
+	return err
 }
 
 // PutKey writes the record of a key, new or changed, and tells every watcher.
@@ -38,91 +95,118 @@ func (s *Store) PutKey(ctx context.Context, k domain.VirtualKey) error {
 	if k.ID == "" || k.Hash == "" {
 		return errors.New("write key: it has no id or no hash")
 	}
-	models, err := json.Marshal(k.Models)
+	fields, err := keyFields(k)
 	if err != nil {
 		return fmt.Errorf("write key: %w", err)
 	}
 	return s.do(ctx, "write key", func(ctx context.Context) error {
-		err := s.client.HSet(ctx, recordKey(k.Hash),
-			"id", k.ID, "identity", k.Identity, "name", k.Name, "policy", k.Policy, "models", models,
-			"state", string(k.State), "created_ms", unixMs(k.CreatedAt), "expires_ms", unixMs(k.ExpiresAt)).Err()
-		if err != nil {
+		if err := s.client.HSet(ctx, recordKey(k.Hash), fields...).Err(); err != nil {
 			return err
 		}
 		if err := s.client.HSet(ctx, keyIndex, k.ID, k.Hash).Err(); err != nil {
 			return err
 		}
-		return s.client.Publish(ctx, keyChannel, k.Hash).Err()
+		return s.tellKeys(ctx, k.Hash, k.PreviousHash)
 	})
 }
 
-// SetKeyState enables or disables the key named keyID and tells every watcher;
-// domain.ErrNotFound when there is none.
-func (s *Store) SetKeyState(ctx context.Context, keyID string, state domain.KeyState) error {
-	err := s.do(ctx, "set key state", func(ctx context.Context) error {
-		hash, err := s.client.HGet(ctx, keyIndex, keyID).Result()
-		if err != nil {
+// tellKeys lets every watcher know that what lies under hashes has changed.
+func (s *Store) tellKeys(ctx context.Context, hashes ...string) error {
+	for _, hash := range hashes {
+		if hash == "" {
+			continue // it would drop every cache
+		}
+		if err := s.client.Publish(ctx, keyChannel, hash).Err(); err != nil {
 			return err
 		}
-		if err := s.client.HSet(ctx, recordKey(hash), "state", string(state)).Err(); err != nil {
-			return err
-		}
-		return s.client.Publish(ctx, keyChannel, hash).Err()
-	})
-	if errors.Is(err, redis.Nil) {
-		return fmt.Errorf("set state of key %s: %w", keyID, domain.ErrNotFound)
 	}
-	return err
+	return nil
 }
 
 // Keys returns every key, in no order.
-func (s *Store) Keys(ctx context.Context) ([]domain.VirtualKey, error) {
-	var (
-		hashes []string
-		cmds   []*redis.MapStringStringCmd
-	)
-	err := s.do(ctx, "list keys", func(ctx context.Context) (err error) {
-		if hashes, err = s.client.HVals(ctx, keyIndex).Result(); err != nil || len(hashes) == 0 {
+func (s *Store) Keys(ctx context.Context) (keys []domain.VirtualKey, err error) {
+	err = s.doKey(ctx, "list keys", func(ctx context.Context) error {
+		keys = nil
+		index, err := s.client.HGetAll(ctx, keyIndex).Result()
+		if err != nil || len(index) == 0 {
 			return err
 		}
 		pipe := s.client.Pipeline()
-		for _, hash := range hashes {
-			cmds = append(cmds, pipe.HGetAll(ctx, recordKey(hash)))
+		cmds := make(map[string]*redis.MapStringStringCmd, len(index))
+		for id, hash := range index {
+			cmds[id] = pipe.HGetAll(ctx, recordKey(hash))
 		}
-		_, err = pipe.Exec(ctx)
-		return err
+		if _, err = pipe.Exec(ctx); err != nil {
+			return err
+		}
+		for id, cmd := range cmds {
+			hash, fields := index[id], cmd.Val()
+			if fields[fieldAlias] != "" {
+				if hash, fields, err = s.follow(ctx, hash, fields); err != nil {
+					return err
+				}
+			}
+			k, err := readKey(hash, fields)
+			if errors.Is(err, keyError{domain.ErrNotFound}) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			keys = append(keys, k)
+		}
+		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	keys := make([]domain.VirtualKey, 0, len(cmds))
-	for i, cmd := range cmds {
-		k, err := readKey(hashes[i], cmd.Val())
-		if errors.Is(err, domain.ErrNotFound) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("list keys: %w", err)
-		}
-		keys = append(keys, k)
-	}
 	return keys, nil
+}
+
+// follow goes from an alias to the record.
+func (s *Store) follow(ctx context.Context, hash string, fields map[string]string) (string, map[string]string, error) {
+	for range maxMoves {
+		to := fields[fieldAlias]
+		if to == "" {
+			return hash, fields, nil
+		}
+		var err error
+		if fields, err = s.client.HGetAll(ctx, recordKey(to)).Result(); err != nil {
+			return "", nil, err
+		}
+		hash = to
+	}
+	return "", nil, keyError{errors.New("its record has moved too often")}
+}
+
+func keyFields(k domain.VirtualKey) ([]any, error) {
+	models, err := json.Marshal(k.Models)
+	if err != nil {
+		return nil, err
+	}
+	return []any{
+		"id", k.ID, "identity", k.Identity, "name", k.Name, "policy", k.Policy, "models", models,
+		"state", string(k.State), "created_ms", unixMs(k.CreatedAt), "expires_ms", unixMs(k.ExpiresAt),
+		"rotated_ms", unixMs(k.RotatedAt), "previous", k.PreviousHash, "previous_until_ms", unixMs(k.PreviousUntil),
+	}, nil
 }
 
 func readKey(hash string, fields map[string]string) (domain.VirtualKey, error) {
 	if fields["id"] == "" {
-		return domain.VirtualKey{}, fmt.Errorf("read key: %w", domain.ErrNotFound)
+		return domain.VirtualKey{}, keyError{domain.ErrNotFound}
 	}
 	k := domain.VirtualKey{
 		ID: fields["id"], Hash: hash, Identity: fields["identity"], Name: fields["name"], Policy: fields["policy"],
 		State: domain.KeyState(fields["state"]), CreatedAt: timeOfMs(fields["created_ms"]),
+		// Unreadable, the grace of the previous secret is over.
+		RotatedAt: timeOfMs(fields["rotated_ms"]), PreviousHash: fields["previous"], PreviousUntil: timeOfMs(fields["previous_until_ms"]),
 	}
 	// A key without readable models or expiry must not become one without bounds.
 	if err := json.Unmarshal([]byte(fields["models"]), &k.Models); err != nil {
-		return domain.VirtualKey{}, fmt.Errorf("read models of key %s: %w", k.ID, err)
+		return domain.VirtualKey{}, keyError{fmt.Errorf("read models of key %s: %w", k.ID, err)}
 	}
 	if _, err := strconv.ParseInt(fields["expires_ms"], 10, 64); err != nil {
-		return domain.VirtualKey{}, fmt.Errorf("read expiry of key %s: %w", k.ID, err)
+		return domain.VirtualKey{}, keyError{fmt.Errorf("read expiry of key %s: %w", k.ID, err)}
 	}
 	k.ExpiresAt = timeOfMs(fields["expires_ms"])
 	return k, nil

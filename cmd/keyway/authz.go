@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -11,8 +12,8 @@ import (
 
 func newAuthz() *cobra.Command {
 	var (
-		f         regionFlags
-		bodyBytes int64
+		f regionFlags
+		o authz.Options
 	)
 	cmd := &cobra.Command{
 		Use:   "authz",
@@ -27,16 +28,22 @@ is uncertain.`,
 		Example: `  keyway authz --listen unix:/run/keyway/authz.sock --xds unix:/run/keyway/xds.sock
   KEYWAY_REDIS_URL=rediss://… keyway authz --listen 0.0.0.0:9001 --xds xds:9090 --region eu-1`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return runAuthz(cmd, f, bodyBytes) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return runAuthz(cmd, f, o) },
 	}
 	f.add(cmd, "127.0.0.1:9001", "127.0.0.1:9101")
-	cmd.Flags().Int64Var(&bodyBytes, "body-bytes", authz.DefaultBodyBytes,
+	cmd.Flags().Int64Var(&o.BodyBytes, "body-bytes", authz.DefaultBodyBytes,
 		"Largest sum of request bodies, in bytes, that may be on their way to providers at once.")
+	cmd.Flags().DurationVar(&o.KeyTTL, "key-ttl", authz.DefaultKeyTTL,
+		"Longest time that a changed key is not noticed where the message of its change is lost (a duration such as 30s, the most).")
 	allFromEnvironment(cmd, map[string]string{"store": envStore})
 	return cmd
 }
 
-func runAuthz(cmd *cobra.Command, f regionFlags, bodyBytes int64) (err error) {
+// runAuthz runs authz with the options that are flags of its own.
+func runAuthz(cmd *cobra.Command, f regionFlags, o authz.Options) (err error) {
+	if o.KeyTTL <= 0 {
+		return fmt.Errorf("--key-ttl %s is not positive", o.KeyTTL)
+	}
 	ctx := cmd.Context()
 	p, err := f.newProcess(cmd.Name(), cmd.ErrOrStderr())
 	if err != nil {
@@ -52,10 +59,9 @@ func runAuthz(cmd *cobra.Command, f regionFlags, bodyBytes int64) (err error) {
 	if err != nil {
 		return err
 	}
-	server, err := authz.New(authz.Options{
-		Config: holder, Keys: regional, KeyChanges: regional, Reservations: regional, Listener: listener,
-		Health: p.health, Registerer: p.registry, Logger: p.logger, BodyBytes: bodyBytes, StopTimeout: f.StopLimit,
-	})
+	o.Config, o.Keys, o.KeyChanges, o.Reservations, o.Listener = holder, regional, regional, regional, listener
+	o.Health, o.Registerer, o.Logger, o.StopTimeout = p.health, p.registry, p.logger, f.StopLimit
+	server, err := authz.New(o)
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
