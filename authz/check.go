@@ -180,9 +180,11 @@ func (s *Server) decide(snap *config.Snapshot, key domain.VirtualKey, peek *wire
 		outputCap = 0
 	}
 	now := s.now()
+	price := model.Price
+	price.FactorMicros = snap.PriceFactors[key.Identity]
 	demand := domain.Demand{
 		Tokens:     peek.PromptTokens + outputCap,
-		CostMicros: model.Price.MaxCostMicros(peek.PromptTokens, outputCap),
+		CostMicros: price.MaxCostMicros(peek.PromptTokens, outputCap),
 	}
 	holds := snap.Policies[key.Policy].Holds(domain.ScopeKey, key.ID, demand, now)
 	holds = append(holds, snap.Policies[snap.Identities[key.Identity]].Holds(domain.ScopeIdentity, key.Identity, demand, now)...)
@@ -190,7 +192,7 @@ func (s *Server) decide(snap *config.Snapshot, key domain.VirtualKey, peek *wire
 		KeyID: key.ID, Identity: key.Identity,
 		Model: model.Name, Stream: peek.Stream,
 		PromptTokens: peek.PromptTokens, OutputCap: outputCap,
-		AdmittedAt: now, Price: model.Price, Holds: holds, Lease: snap.Lease,
+		AdmittedAt: now, Price: price, Holds: holds, Lease: snap.Lease,
 	}
 }
 

@@ -37,6 +37,8 @@ const (
 	// default of chat models. More would refuse small budgets, less would
 	// let answers overrun what was reserved.
 	DefaultMaxOutput = 4096
+	// DefaultHiddenPromptFloor is the size of a conversation of some turns.
+	DefaultHiddenPromptFloor = 4096
 )
 
 // The words of closed text fields.
@@ -47,6 +49,9 @@ const (
 
 	streamUsageInject = "inject"
 	streamUsageLeave  = "leave"
+
+	capTrust  = "trust"
+	capInject = "inject"
 
 	schemeHTTPS = "https://"
 )
@@ -81,6 +86,7 @@ func FillDefaults(cfg *keywayv1.Config) {
 	}
 	for _, p := range cfg.Policies {
 		orDefault(&p.TimeZone, "UTC")
+		orDefault(&p.Cap, capTrust)
 	}
 }
 
@@ -105,9 +111,14 @@ func fillModel(m *keywayv1.Model) {
 			m.MaxOutput = min(m.MaxOutput, m.ContextWindow)
 		}
 	}
+	if m.HiddenPromptFloor == 0 {
+		m.HiddenPromptFloor = DefaultHiddenPromptFloor
+		if m.ContextWindow > 0 {
+			m.HiddenPromptFloor = min(m.HiddenPromptFloor, m.ContextWindow)
+		}
+	}
 	for _, p := range m.Prices {
-		orDefault(&p.CacheRead, p.Input)
-		orDefault(&p.CacheWrite, p.Input)
+		fillPrice(p)
 	}
 }
 

@@ -27,6 +27,9 @@ type Snapshot struct {
 	Policies map[string]domain.Policy
 	// Identities maps an identity to the name of its policy; "" is none.
 	Identities map[string]string
+	// PriceFactors maps identities to their price multiplier in millionths;
+	// one that is absent pays the plain price.
+	PriceFactors map[string]int64
 }
 
 var errNoVersion = errors.New("version must be 1 or more")
@@ -69,6 +72,7 @@ func Compile(rc *keywayv1.RegionConfig) (*Snapshot, error) {
 	for _, id := range cfg.Identities {
 		s.Identities[id.Id] = id.Policy
 	}
+	s.PriceFactors = compileFactors(cfg.Identities)
 	return s, nil
 }
 
@@ -136,21 +140,13 @@ func compileModels(cfg *keywayv1.Config) map[string]domain.Model {
 			Name:          m.Name,
 			ContextWindow: m.ContextWindow,
 			MaxOutput:     m.MaxOutput,
+
+			HiddenPromptFloor: m.HiddenPromptFloor,
 			Price:         compilePrice(m.Prices[len(m.Prices)-1]),
 			Channels:      servedBy[m.Name],
 		}
 	}
 	return out
-}
-
-func compilePrice(p *keywayv1.Price) domain.Price {
-	return domain.Price{
-		Version:    p.Version,
-		Input:      micros(p.Input),
-		CacheRead:  micros(p.CacheRead),
-		CacheWrite: micros(p.CacheWrite),
-		Output:     micros(p.Output),
-	}
 }
 
 func compilePolicy(p *keywayv1.Policy) domain.Policy {
@@ -162,6 +158,7 @@ func compilePolicy(p *keywayv1.Policy) domain.Policy {
 		BudgetDayMicros:   micros(p.BudgetDay),
 		BudgetMonthMicros: micros(p.BudgetMonth),
 		TimeZone:          p.TimeZone,
+		InjectCap:         p.Cap == capInject,
 	}
 }
 

@@ -46,12 +46,31 @@ func TestCompile(t *testing.T) {
 		Version: 7, Region: "eu-1", MaxRequestBytes: 1 << 20, Lease: 20 * time.Second,
 		Models: map[string]domain.Model{
 			"team/model:latest": {
-				Name: "team/model:latest", ContextWindow: 200_000, MaxOutput: 8192,
-				Price:    domain.Price{Version: "2", Input: 2_500_000, CacheRead: 250_000, CacheWrite: 3_125_000, Output: 12_000_001},
+				Name: "team/model:latest", ContextWindow: 200_000, MaxOutput: 8192, HiddenPromptFloor: 20_000,
+				Price: domain.Price{
+					Version: "2", Input: 2_500_000, CacheRead: 250_000, CacheWrite: 3_125_000, Output: 12_000_001,
+					Special: []domain.PartRate{
+						{Part: domain.PartCacheWrite30m, Rate: 3_200_000}, {Part: domain.PartCacheWrite1h, Rate: 5_000_000},
+						{Part: domain.PartCacheWrite12h, Rate: 7_500_000}, {Part: domain.PartInputAudio, Rate: 40_000_000},
+						{Part: domain.PartReasoning, Rate: 14_000_000}, {Part: domain.PartOutputAudio, Rate: 80_000_000},
+						{Part: domain.PartOutputImage, Rate: 30_000_000},
+					},
+					Steps: []domain.PriceStep{{
+						AbovePrompt: 200_000, Input: 5_000_000, CacheRead: 500_000, CacheWrite: 6_250_000, Output: 22_500_000,
+						Special: []domain.PartRate{
+							{Part: domain.PartCacheWrite30m, Rate: 6_400_000}, {Part: domain.PartCacheWrite1h, Rate: 10_000_000},
+							{Part: domain.PartCacheWrite12h, Rate: 15_000_000}, {Part: domain.PartInputAudio, Rate: 80_000_000},
+							{Part: domain.PartInputImage, Rate: 6_000_000}, {Part: domain.PartReasoning, Rate: 28_000_000},
+							{Part: domain.PartOutputAudio, Rate: 160_000_000}, {Part: domain.PartOutputImage, Rate: 60_000_000},
+						},
+					}},
+					Tools: []domain.ToolRate{{Tool: domain.ToolWebSearch, PerThousand: 10_000_000}, {Tool: domain.ToolCodeInterpreter, PerThousand: 30_000_000}},
+					Tiers: []domain.TierFactor{{Tier: "flex", FactorMicros: 500_000}, {Tier: "priority", FactorMicros: 2_000_000}},
+				},
 				Channels: []string{"vendor-a"},
 			},
 			"small": {
-				Name: "small", ContextWindow: 2048, MaxOutput: 2048,
+				Name: "small", ContextWindow: 2048, MaxOutput: 2048, HiddenPromptFloor: 2048,
 				Price: domain.Price{Version: "1"}, Channels: []string{"vendor-a", "plain-a"},
 			},
 		},
@@ -69,11 +88,12 @@ func TestCompile(t *testing.T) {
 		Policies: map[string]domain.Policy{
 			"team": {
 				Name: "team", RPM: 600, TPM: 200_000, InFlight: 20,
-				BudgetDayMicros: 25_000_000, BudgetMonthMicros: 500_000_000, TimeZone: "Europe/Berlin",
+				BudgetDayMicros: 25_000_000, BudgetMonthMicros: 500_000_000, TimeZone: "Europe/Berlin", InjectCap: true,
 			},
 			"empty": {Name: "empty", TimeZone: "UTC"},
 		},
-		Identities: map[string]string{"acme": "team", "user:42@example.com": ""},
+		Identities:   map[string]string{"acme": "team", "user:42@example.com": ""},
+		PriceFactors: map[string]int64{"acme": 900_000},
 	}, got)
 }
 

@@ -86,6 +86,7 @@ func check(cfg *keywayv1.Config, found *problems) {
 		if id.Policy != "" {
 			c.reference(at+".policy", id.Policy, reference{"policy", c.policies})
 		}
+		c.multiplier(at+".price_multiplier", id.PriceMultiplier)
 	}
 }
 
@@ -151,6 +152,9 @@ func (c *checker) policy(at string, p *keywayv1.Policy) {
 		if budget.value != "" {
 			c.amount(at+budget.field, budget.value, maxBudgetMicros)
 		}
+	}
+	if p.Cap != capTrust && p.Cap != capInject {
+		c.add(at+".cap", "%s is not known; known: %s, %s", quote(p.Cap), capTrust, capInject)
 	}
 	// LoadLocation knows "Local", which is another zone on every machine.
 	if _, err := time.LoadLocation(p.TimeZone); err != nil || p.TimeZone == "Local" {

@@ -171,6 +171,12 @@ func (c *checker) model(at string, m *keywayv1.Model) {
 	case m.ContextWindow > 0 && m.MaxOutput > m.ContextWindow:
 		c.add(at+".max_output", "%d is more than the context window of %d", m.MaxOutput, m.ContextWindow)
 	}
+	switch {
+	case m.HiddenPromptFloor < 1 || m.HiddenPromptFloor > maxTokens:
+		c.add(at+".hidden_prompt_floor", "%d is out of range; 1 to %d", m.HiddenPromptFloor, int64(maxTokens))
+	case m.ContextWindow > 0 && m.HiddenPromptFloor > m.ContextWindow:
+		c.add(at+".hidden_prompt_floor", "%d is more than the context window of %d", m.HiddenPromptFloor, m.ContextWindow)
+	}
 	if len(m.Prices) == 0 {
 		c.add(at+".prices", "is missing; a model has at least one price version")
 	}
@@ -180,19 +186,5 @@ func (c *checker) model(at string, m *keywayv1.Model) {
 		versions = c.unique(versions, here+".version", p.Version)
 		c.opaque(here+".version", p.Version, maxVersionLength)
 		c.price(here, p)
-	}
-}
-
-func (c *checker) price(at string, p *keywayv1.Price) {
-	for _, rate := range []struct{ field, value string }{
-		{".input", p.Input}, {".cache_read", p.CacheRead}, {".cache_write", p.CacheWrite}, {".output", p.Output},
-	} {
-		switch cached := rate.field == ".cache_read" || rate.field == ".cache_write"; {
-		case cached && rate.value == p.Input: // the default: input has been looked at
-		case rate.value == "":
-			c.add(at+rate.field, "is missing; currency per million tokens, such as \"2.50\"")
-		default:
-			c.amount(at+rate.field, rate.value, maxPriceMicros)
-		}
 	}
 }

@@ -75,4 +75,9 @@ type UsageRecord struct {
 	// FirstByteAt is zero when no byte came.
 	FirstByteAt time.Time
 	EndedAt     time.Time
+	// EntryNo is 0 for the settlement itself and counts its corrections from 1.
+	// Those may have negative counts: they are added to what stands.
+	EntryNo int
+	// Reason is why a correction was made; "" for a settlement.
+	Reason string
 }

@@ -14,6 +14,7 @@ type metrics struct {
 	answers       *prometheus.CounterVec
 	tokens        *prometheus.CounterVec
 	costMicros    prometheus.Counter
+	unpricedTiers prometheus.Counter
 	ttft          prometheus.Histogram
 	added         *prometheus.HistogramVec
 	estimateRatio prometheus.Histogram
@@ -42,6 +43,10 @@ func newMetrics(r prometheus.Registerer, inFlight, journal func() float64) *metr
 			Name: "keyway_extproc_cost_micros_total",
 			Help: "Money settled, in millionths of the currency unit.",
 		}),
+		unpricedTiers: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "keyway_extproc_unpriced_tier_total",
+			Help: "Settlements in a service tier that the model's price does not list; they were charged as the standard tier.",
+		}),
 		ttft: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "keyway_extproc_ttft_seconds",
 			Help:    "Time from admission to the first byte of the answer's body, in seconds.",
@@ -62,7 +67,7 @@ func newMetrics(r prometheus.Registerer, inFlight, journal func() float64) *metr
 			Help: "Settlements that neither the store nor the journal took; the sweeper ends them as abandoned.",
 		}),
 	}
-	r.MustRegister(m.requests, m.settlements, m.answers, m.tokens, m.costMicros, m.ttft, m.added, m.estimateRatio, m.lost,
+	r.MustRegister(m.requests, m.settlements, m.answers, m.tokens, m.costMicros, m.unpricedTiers, m.ttft, m.added, m.estimateRatio, m.lost,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "keyway_extproc_in_flight",
 			Help: "Requests whose holds this instance keeps alive.",

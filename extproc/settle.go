@@ -62,6 +62,9 @@ func (s *Server) settled(settlement domain.Settlement, result domain.SettleResul
 	if result == domain.SettleAlready {
 		return
 	}
+	if !settlement.Decision.Price.PricesTier(r.Usage.Tier) {
+		s.metrics.unpricedTiers.Inc()
+	}
 	if result == domain.SettleUnknown {
 		s.logger.Warn("settled a reservation that the store does not know", telemetry.RequestID(r.RequestID))
 	}

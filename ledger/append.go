@@ -13,8 +13,7 @@ import (
 	"keyway/domain"
 )
 
-// columns are those of a settlement, in the order of values and of scan. The
-// entry number is left to its default, 0.
+// columns are those of an entry, in the order of values and of scan.
 var columns = []string{
 	"request_id", "attempt", "key_id", "identity", "api", "model", "model_served", "channel", "attempts",
 	"outcome", "source", "status",
@@ -22,6 +21,9 @@ var columns = []string{
 	"output_tokens", "reasoning_tokens",
 	"cost_micros", "price_version", "raw_usage", "prompt_tokens_estimate", "upstream_request_id",
 	"admitted_at_ms", "first_byte_at_ms", "ended_at_ms",
+	"cache_write_30m_tokens", "cache_write_12h_tokens",
+	"input_audio_tokens", "input_image_tokens", "output_audio_tokens", "output_image_tokens",
+	"tool_calls", "service_tier", "entry_no", "reason",
 }
 
 // rowsPerInsert keeps a statement far below the parameter limits of both
@@ -120,6 +122,10 @@ func values(rec domain.UsageRecord) ([]any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode attempts: %w", err)
 	}
+	tools, err := json.Marshal(toolsToJSON(rec.Usage.Tools))
+	if err != nil {
+		return nil, fmt.Errorf("encode tool calls: %w", err)
+	}
 	var raw any
 	if rec.RawUsage != nil {
 		raw = clean(string(rec.RawUsage))
@@ -132,7 +138,20 @@ func values(rec domain.UsageRecord) ([]any, error) {
 		u.InputUncached, u.CacheRead, u.CacheWrite, u.CacheWrite1h, u.Output, u.Reasoning,
 		rec.CostMicros, clean(rec.PriceVersion), raw, rec.PromptTokensEstimate, clean(rec.UpstreamRequestID),
 		toMs(rec.AdmittedAt), toMs(rec.FirstByteAt), toMs(rec.EndedAt),
+		u.CacheWrite30m, u.CacheWrite12h, u.InputAudio, u.InputImage, u.OutputAudio, u.OutputImage,
+		string(tools), clean(u.Tier), rec.EntryNo, clean(rec.Reason),
 	}, nil
+}
+
+// toolsToJSON names the tools that were called.
+func toolsToJSON(calls [domain.ToolKinds]int64) map[string]int64 {
+	out := map[string]int64{}
+	for tool, n := range calls {
+		if n != 0 {
+			out[domain.Tool(tool).String()] = n
+		}
+	}
+	return out
 }
 
 // clean makes text that both databases take: Postgres refuses NUL and broken

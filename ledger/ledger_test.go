@@ -65,7 +65,11 @@ func full(id string) domain.UsageRecord {
 		Model: "gpt/x:1", ModelServed: "gpt-x-2026", Channel: "b",
 		Attempts: []domain.Attempt{{Channel: "a", Status: 429}, {Channel: "b", Status: 200}},
 		Outcome:  domain.OutcomeSuccess, Source: domain.SourceUpstream, Status: 200,
-		Usage:      domain.Usage{InputUncached: 10, CacheRead: 20, CacheWrite: 30, CacheWrite1h: 5, Output: 40, Reasoning: 7},
+		Usage: domain.Usage{
+			InputUncached: 10, CacheRead: 20, CacheWrite: 30, CacheWrite1h: 5, Output: 40, Reasoning: 7,
+			CacheWrite30m: 3, CacheWrite12h: 2, InputAudio: 1, InputImage: 4, OutputAudio: 6, OutputImage: 8,
+			Tools: [domain.ToolKinds]int64{domain.ToolWebSearch: 2, domain.ToolMCP: 1}, Tier: "flex",
+		},
 		CostMicros: 1<<53 + 1, PriceVersion: "2026-11",
 		RawUsage: []byte(`{"prompt_tokens": 60, "x": "ü"}`), PromptTokensEstimate: 58, UpstreamRequestID: "up_1",
 		AdmittedAt: noon, FirstByteAt: noon.Add(300 * time.Millisecond), EndedAt: noon.Add(2 * time.Second),
@@ -192,10 +196,11 @@ func TestChangesAreRefused(t *testing.T) {
 			_, err := l.write.ExecContext(t.Context(), s)
 			require.ErrorContains(t, err, "append only", s)
 		}
-		_, err = l.write.ExecContext(t.Context(), "INSERT INTO usage_records (entry_no, "+strings.Join(columns, ", ")+
-			") SELECT 1, "+strings.Join(columns, ", ")+" FROM usage_records")
-		require.NoError(t, err, "a correction is a further entry")
-		assert.Len(t, all(t, l, Query{RequestID: "req_1"}), 2)
+		further := full("req_1")
+		further.EntryNo, further.Reason = 1, "a correction is a further entry"
+		_, err = l.Append(t.Context(), []domain.UsageRecord{further})
+		require.NoError(t, err)
+		assert.Equal(t, []domain.UsageRecord{full("req_1"), further}, all(t, l, Query{RequestID: "req_1"}))
 	})
 }
 

@@ -117,7 +117,7 @@ func (l *Ledger) Records(ctx context.Context, q Query, yield func(domain.UsageRe
 func scan(rows *sql.Rows) (domain.UsageRecord, error) {
 	var (
 		rec                        domain.UsageRecord
-		attempts                   string
+		attempts, tools            string
 		raw                        sql.NullString
 		admitted, firstByte, ended int64
 	)
@@ -129,6 +129,8 @@ func scan(rows *sql.Rows) (domain.UsageRecord, error) {
 		&u.InputUncached, &u.CacheRead, &u.CacheWrite, &u.CacheWrite1h, &u.Output, &u.Reasoning,
 		&rec.CostMicros, &rec.PriceVersion, &raw, &rec.PromptTokensEstimate, &rec.UpstreamRequestID,
 		&admitted, &firstByte, &ended,
+		&u.CacheWrite30m, &u.CacheWrite12h, &u.InputAudio, &u.InputImage, &u.OutputAudio, &u.OutputImage,
+		&tools, &u.Tier, &rec.EntryNo, &rec.Reason,
 	)
 	if err != nil {
 		return domain.UsageRecord{}, fmt.Errorf("scan record: %w", err)
@@ -136,6 +138,15 @@ func scan(rows *sql.Rows) (domain.UsageRecord, error) {
 	var list []attemptJSON
 	if err := json.Unmarshal([]byte(attempts), &list); err != nil {
 		return domain.UsageRecord{}, fmt.Errorf("decode attempts of request %s: %w", rec.RequestID, err)
+	}
+	var calls map[string]int64
+	if err := json.Unmarshal([]byte(tools), &calls); err != nil {
+		return domain.UsageRecord{}, fmt.Errorf("decode tool calls of request %s: %w", rec.RequestID, err)
+	}
+	for name, n := range calls {
+		if tool, ok := domain.ToolNamed(name); ok {
+			u.Tools[tool] = n
+		}
 	}
 	for _, a := range list {
 		rec.Attempts = append(rec.Attempts, domain.Attempt(a))

@@ -41,6 +41,19 @@ type Row struct {
 	AdmittedAtMs         int64           `json:"admitted_at_ms"`
 	FirstByteAtMs        int64           `json:"first_byte_at_ms"`
 	EndedAtMs            int64           `json:"ended_at_ms"`
+
+	CacheWrite30mTokens int64 `json:"cache_write_30m_tokens"`
+	CacheWrite12hTokens int64 `json:"cache_write_12h_tokens"`
+	InputAudioTokens    int64 `json:"input_audio_tokens"`
+	InputImageTokens    int64 `json:"input_image_tokens"`
+	OutputAudioTokens   int64 `json:"output_audio_tokens"`
+	OutputImageTokens   int64 `json:"output_image_tokens"`
+	// ToolCalls are by the name of the tool; {} when none was called.
+	ToolCalls   map[string]int64 `json:"tool_calls"`
+	ServiceTier string           `json:"service_tier"`
+	// EntryNo is 0 for a settlement and counts its corrections from 1.
+	EntryNo int    `json:"entry_no"`
+	Reason  string `json:"reason"`
 }
 
 // ToRow returns rec as a Row.
@@ -74,6 +87,16 @@ func ToRow(rec domain.UsageRecord) Row {
 		AdmittedAtMs:         toMs(rec.AdmittedAt),
 		FirstByteAtMs:        toMs(rec.FirstByteAt),
 		EndedAtMs:            toMs(rec.EndedAt),
+		CacheWrite30mTokens:  u.CacheWrite30m,
+		CacheWrite12hTokens:  u.CacheWrite12h,
+		InputAudioTokens:     u.InputAudio,
+		InputImageTokens:     u.InputImage,
+		OutputAudioTokens:    u.OutputAudio,
+		OutputImageTokens:    u.OutputImage,
+		ToolCalls:            toolsToJSON(u.Tools),
+		ServiceTier:          u.Tier,
+		EntryNo:              rec.EntryNo,
+		Reason:               rec.Reason,
 	}
 }
 

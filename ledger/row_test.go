@@ -42,7 +42,10 @@ func TestRowJSON(t *testing.T) {
 		"cost_micros": 9007199254740993, "price_version": "2026-11",
 		"raw_usage": {"prompt_tokens": 60, "x": "ü"},
 		"prompt_tokens_estimate": 58, "upstream_request_id": "up_1",
-		"admitted_at_ms": 1795953600000, "first_byte_at_ms": 1795953600300, "ended_at_ms": 1795953602000
+		"admitted_at_ms": 1795953600000, "first_byte_at_ms": 1795953600300, "ended_at_ms": 1795953602000,
+		"cache_write_30m_tokens": 3, "cache_write_12h_tokens": 2, "input_audio_tokens": 1, "input_image_tokens": 4,
+		"output_audio_tokens": 6, "output_image_tokens": 8, "tool_calls": {"web_search": 2, "mcp": 1},
+		"service_tier": "flex", "entry_no": 0, "reason": ""
 	}`, string(b))
 	assert.Contains(t, string(b), `"cost_micros":9007199254740993`, "to the last digit")
 }

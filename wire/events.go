@@ -33,6 +33,7 @@ func (w *Watcher) event(name []byte) {
 func (w *Watcher) document() {
 	w.identify()
 	w.result.Terminal = true
+	w.items.end()
 	if w.isError(nil) || w.is(slotStatus, "failed") {
 		w.fail()
 	}
@@ -47,10 +48,14 @@ func (w *Watcher) responsesEvent(name []byte) {
 		w.result.Incomplete = w.string(slotReason)
 	case w.isType(name, "response.failed"):
 		w.fail()
+	case w.isType(name, "response.output_item.done"):
+		w.items.streamed.add(w.itemTool())
+		return
 	default:
 		return
 	}
 	w.result.Terminal = true
+	w.items.end()
 	w.use(w.raw(slotUsage))
 }
 

@@ -29,6 +29,8 @@ const (
 	slotStatus
 	slotReason
 	slotFallback
+	slotItemType
+	slotItemAction
 	slotCount
 
 	noSlot int8 = -1
@@ -191,6 +193,9 @@ var responsesPaths = newPathTable(errorPaths, []path{
 	{"usage", slotUsage, keepRaw},
 	{"status", slotStatus, keepRaw},
 	{"incomplete_details.reason", slotReason, keepRaw},
+	{"output[]", noSlot, reportEnd},
+	{"output[].type", slotItemType, keepRaw},
+	{"output[].action.type", slotItemAction, keepRaw},
 	{"output[].content[].text", noSlot, isText},
 	{"output[].content[].refusal", noSlot, isText},
 	{"output[].summary[].text", noSlot, isText},
@@ -211,6 +216,11 @@ var responsesEventPaths = newPathTable(errorPaths, []path{
 	{"response.error.type", slotErrorType, keepRaw},
 	{"response.error.message", slotErrorMessage, keepRaw},
 	{"response.incomplete_details.reason", slotReason, keepRaw},
+	{"item.type", slotItemType, keepRaw},
+	{"item.action.type", slotItemAction, keepRaw},
+	{"response.output[]", noSlot, reportEnd},
+	{"response.output[].type", slotItemType, keepRaw},
+	{"response.output[].action.type", slotItemAction, keepRaw},
 })
 
 var messagesPaths = newPathTable(errorPaths, []path{

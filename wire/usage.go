@@ -13,6 +13,8 @@ type tally struct {
 	count [countFields]int64
 	// known has a bit for every field that has come.
 	known uint32
+	// tier and speed are the words of a Messages usage for how it was served.
+	tier, speed string
 }
 
 // countField is one number of a usage object, of either dialect.
@@ -27,6 +29,14 @@ const (
 	countWrite5m
 	countWrite1h
 	countReasoning
+	countWrite30m
+	countWrite12h
+	countInputAudio
+	countInputImage
+	countOutputAudio
+	countOutputImage
+	countWebSearch
+	countWebFetch
 	countFields
 )
 
@@ -71,29 +81,73 @@ func (t *tally) member(r *reader, key []byte) bool {
 		return t.number(r, countCacheRead)
 	case "cache_creation_input_tokens":
 		return t.number(r, countCacheWrite)
-	case "prompt_tokens_details", "input_tokens_details",
-		"completion_tokens_details", "output_tokens_details", "cache_creation":
-		if r.peek() == '{' {
-			return r.members(func(key []byte) bool { return t.detail(r, key) })
-		}
+	case "prompt_tokens_details", "input_tokens_details", "cache_creation", "cache_write_tokens_details":
+		return t.details(r, inputParts)
+	case "completion_tokens_details", "output_tokens_details":
+		return t.details(r, outputParts)
+	case "server_tool_use":
+		return t.details(r, toolParts)
+	case "service_tier":
+		return word(r, &t.tier)
+	case "speed":
+		return word(r, &t.speed)
 	}
 	return r.skip()
 }
 
-func (t *tally) detail(r *reader, key []byte) bool {
-	switch string(key) {
-	case "cached_tokens":
-		return t.number(r, countCacheRead)
-	case "cache_write_tokens":
-		return t.number(r, countCacheWrite)
-	case "reasoning_tokens", "thinking_tokens":
-		return t.number(r, countReasoning)
-	case "ephemeral_5m_input_tokens":
-		return t.number(r, countWrite5m)
-	case "ephemeral_1h_input_tokens":
-		return t.number(r, countWrite1h)
+// parts are the fields of a detail object and what they count.
+type parts map[string]countField
+
+var (
+	inputParts = parts{
+		"cached_tokens":             countCacheRead,
+		"cache_write_tokens":        countCacheWrite,
+		"ephemeral_5m_input_tokens": countWrite5m,
+		"ephemeral_1h_input_tokens": countWrite1h,
+		"ttl_30m_tokens":            countWrite30m,
+		"ttl_1h_tokens":             countWrite1h,
+		"ttl_12h_tokens":            countWrite12h,
+		"audio_tokens":              countInputAudio,
+		"image_tokens":              countInputImage,
 	}
-	return r.skip()
+	outputParts = parts{
+		"reasoning_tokens": countReasoning,
+		"thinking_tokens":  countReasoning,
+		"audio_tokens":     countOutputAudio,
+		"image_tokens":     countOutputImage,
+	}
+	toolParts = parts{
+		"web_search_requests": countWebSearch,
+		"web_fetch_requests":  countWebFetch,
+	}
+)
+
+// details reads one detail object; null and anything else counts nothing.
+func (t *tally) details(r *reader, of parts) bool {
+	if r.peek() != '{' {
+		return r.skip()
+	}
+	return r.members(func(key []byte) bool {
+		if f, ok := of[string(key)]; ok {
+			return t.number(r, f)
+		}
+		if string(key) == "cache_write_tokens_details" {
+			return t.details(r, inputParts)
+		}
+		return r.skip()
+	})
+}
+
+// word reads a string into to; anything else leaves it as it was.
+func word(r *reader, to *string) bool {
+	begin := r.i
+	if !r.skip() {
+		return false
+	}
+	if raw := r.b[begin:r.i]; len(raw) > 2 && raw[0] == '"' {
+		*to = cut(string(appendUnescaped(nil, raw[1:len(raw)-1])))
+	}
+	return true
 }
 
 func (t *tally) number(r *reader, f countField) bool {
@@ -110,37 +164,80 @@ func (t *tally) number(r *reader, f countField) bool {
 // usage returns the canonical record. The parts are made disjoint and never
 // negative, whatever the provider counted.
 func (t *tally) usage(d domain.Dialect) domain.Usage {
+	u := t.openAIUsage()
 	if d == domain.DialectAnthropic {
-		return t.anthropicUsage()
+		u = t.anthropicUsage()
 	}
-	u := domain.Usage{CacheRead: t.count[countCacheRead], CacheWrite: t.count[countCacheWrite]}
-	prompt := t.count[countPrompt]
-	u.CacheRead = min(u.CacheRead, prompt)
-	u.CacheWrite = min(u.CacheWrite, prompt-u.CacheRead)
-	u.InputUncached = prompt - u.CacheRead - u.CacheWrite
-	u.Output, u.Reasoning = t.count[countOutput], t.count[countReasoning]
-	// Where the total is more than its parts, the thinking was left out of the
-	// completion (Gemini's compatible endpoint and others).
-	if hidden := t.count[countTotal] - prompt - u.Output; hidden > 0 && t.has(countPrompt) {
-		u.Output += hidden
-		u.Reasoning = max(u.Reasoning, hidden)
-	}
-	u.Reasoning = min(u.Reasoning, u.Output)
+	u.Reasoning = min(t.reasoning(u), u.Output)
+	left := u.Output - u.Reasoning
+	u.OutputAudio = take(&left, t.count[countOutputAudio])
+	u.OutputImage = take(&left, t.count[countOutputImage])
+	left = u.InputUncached
+	u.InputAudio = take(&left, t.count[countInputAudio])
+	u.InputImage = take(&left, t.count[countInputImage])
+	left = u.CacheWrite
+	u.CacheWrite1h = take(&left, t.count[countWrite1h])
+	u.CacheWrite12h = take(&left, t.count[countWrite12h])
+	u.CacheWrite30m = take(&left, t.count[countWrite30m])
 	return u
 }
 
+// take takes up to n of what is left.
+func take(left *int64, n int64) int64 {
+	n = min(n, *left)
+	*left -= n
+	return n
+}
+
+// openAIUsage splits a prompt count that includes what was cached.
+func (t *tally) openAIUsage() domain.Usage {
+	left := t.count[countPrompt]
+	u := domain.Usage{Output: t.count[countOutput] + t.hidden()}
+	u.CacheRead = take(&left, t.count[countCacheRead])
+	u.CacheWrite = take(&left, t.count[countCacheWrite])
+	u.InputUncached = left
+	return u
+}
+
+// hidden is the thinking that a provider left out of the completion: where the
+// total is more than its parts (Gemini's compatible endpoint and others).
+func (t *tally) hidden() int64 {
+	if !t.has(countPrompt) {
+		return 0
+	}
+	return max(0, t.count[countTotal]-t.count[countPrompt]-t.count[countOutput])
+}
+
+func (t *tally) reasoning(u domain.Usage) int64 {
+	return max(t.count[countReasoning], u.Output-t.count[countOutput])
+}
+
+// anthropicUsage takes a prompt count that is beside what was cached.
 func (t *tally) anthropicUsage() domain.Usage {
 	write := t.count[countCacheWrite]
 	if !t.has(countCacheWrite) {
 		write = t.count[countWrite5m] + t.count[countWrite1h]
 	}
-	output := t.count[countOutput]
 	return domain.Usage{
 		InputUncached: t.count[countPrompt],
 		CacheRead:     t.count[countCacheRead],
 		CacheWrite:    write,
-		CacheWrite1h:  min(t.count[countWrite1h], write),
-		Output:        output,
-		Reasoning:     min(t.count[countReasoning], output),
+		Output:        t.count[countOutput],
 	}
+}
+
+// tools are the calls that a usage object counts.
+func (t *tally) tools() (calls toolCalls) {
+	calls[domain.ToolWebSearch] = t.count[countWebSearch]
+	calls[domain.ToolWebFetch] = t.count[countWebFetch]
+	return calls
+}
+
+// usedTier is the tier that a Messages usage names. Speed is a tier of its own
+// to whoever pays for it.
+func (t *tally) usedTier() string {
+	if speed := domain.NormalTier(t.speed); speed != "" {
+		return speed
+	}
+	return domain.NormalTier(t.tier)
 }

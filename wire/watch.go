@@ -50,6 +50,7 @@ type Watcher struct {
 	startRaw []byte // usage object of message_start
 	lastRaw  []byte // usage object that came last
 	choices  choiceSet
+	items    itemCount
 	sequence int64 // next sequence_number of a Responses stream
 	closed   bool
 }
@@ -100,11 +101,11 @@ func (r *Result) Count(promptTokens int64) (domain.Usage, domain.Source) {
 	if r.HasUsage {
 		return r.Usage, domain.SourceUpstream
 	}
-	u := domain.Usage{InputUncached: promptTokens}
+	u := domain.Usage{InputUncached: promptTokens, Tools: r.Usage.Tools, Tier: r.Usage.Tier}
 	if r.InputExact {
 		u = r.Usage
 	}
-	u.Output, u.Reasoning = r.OutputTokensEstimate, 0
+	u.Output, u.Reasoning, u.OutputAudio, u.OutputImage = r.OutputTokensEstimate, 0, 0, 0
 	return u, domain.SourceEstimate
 }
 
@@ -119,6 +120,9 @@ func NewWatcher(o WatchOptions) *Watcher {
 	w.scan.paths = pathsFor(o.API, o.Format)
 	w.scan.text = &w.text
 	w.scan.closed = w.choiceEnded
+	if o.API == domain.APIResponses {
+		w.scan.closed = w.itemEnded
+	}
 	w.scan.reset()
 	streamed := o.Format == FormatSSE && (o.API == domain.APIChat || o.API == domain.APICompletions)
 	w.strip.on = o.StripUsage && streamed
@@ -202,6 +206,7 @@ func (w *Watcher) Result() Result {
 	r.HasUsage = w.hasUsage && r.Usage != domain.Usage{} && w.tally.has(countPrompt) &&
 		(w.tally.has(countOutput) || w.opts.API == domain.APIEmbeddings)
 	r.InputExact = r.HasUsage || ((w.input || w.hasUsage) && r.Usage.Input() > 0)
+	r.Usage.Tools, r.Usage.Tier = w.toolCalls(), w.usedTier()
 	r.RawUsage = w.rawUsage()
 	r.Terminal = w.terminal()
 	r.FirstOutput = w.FirstOutput()
@@ -266,6 +271,7 @@ func (w *Watcher) frame(f sse.Frame) {
 		}
 	}
 	w.scan.reset()
+	w.items.listed = toolCalls{}
 	w.prefixLen, w.frameBegun = 0, false
 }
 

@@ -306,18 +306,25 @@ func usageOracle(body []byte) (map[countField]int64, bool) {
 	read(usage, "total_tokens", countTotal)
 	read(usage, "cache_read_input_tokens", countCacheRead)
 	read(usage, "cache_creation_input_tokens", countCacheWrite)
-	for _, name := range []string{"prompt_tokens_details", "input_tokens_details", "completion_tokens_details", "output_tokens_details", "cache_creation"} {
-		var details map[string]json.RawMessage
-		if json.Unmarshal(usage[name], &details) != nil {
-			continue
+	var details func(from map[string]json.RawMessage, name string, of parts)
+	details = func(from map[string]json.RawMessage, name string, of parts) {
+		var found map[string]json.RawMessage
+		if json.Unmarshal(from[name], &found) != nil {
+			return
 		}
-		read(details, "cached_tokens", countCacheRead)
-		read(details, "cache_write_tokens", countCacheWrite)
-		read(details, "reasoning_tokens", countReasoning)
-		read(details, "thinking_tokens", countReasoning)
-		read(details, "ephemeral_5m_input_tokens", countWrite5m)
-		read(details, "ephemeral_1h_input_tokens", countWrite1h)
+		for field, f := range of {
+			read(found, field, f)
+		}
+		if name != "cache_write_tokens_details" {
+			details(found, "cache_write_tokens_details", inputParts)
+		}
 	}
+	for _, name := range []string{"prompt_tokens_details", "input_tokens_details", "cache_creation", "cache_write_tokens_details"} {
+		details(usage, name, inputParts)
+	}
+	details(usage, "completion_tokens_details", outputParts)
+	details(usage, "output_tokens_details", outputParts)
+	details(usage, "server_tool_use", toolParts)
 	return got, true
 }
 
@@ -327,7 +334,9 @@ func repeatsKey(body []byte) bool {
 	for _, names := range [][]string{
 		{`"usage"`}, {`"prompt_tokens"`, `"input_tokens"`}, {`"completion_tokens"`, `"output_tokens"`}, {`"total_tokens"`},
 		{`"cached_tokens"`, `"cache_read_input_tokens"`}, {`"cache_write_tokens"`, `"cache_creation_input_tokens"`},
-		{`"reasoning_tokens"`, `"thinking_tokens"`}, {`"ephemeral_5m_input_tokens"`}, {`"ephemeral_1h_input_tokens"`},
+		{`"reasoning_tokens"`, `"thinking_tokens"`}, {`"ephemeral_5m_input_tokens"`}, {`"ephemeral_1h_input_tokens"`, `"ttl_1h_tokens"`},
+		{`"ttl_30m_tokens"`}, {`"ttl_12h_tokens"`}, {`"audio_tokens"`}, {`"image_tokens"`}, {`"web_search_requests"`}, {`"web_fetch_requests"`},
+		{`"server_tool_use"`}, {`"cache_write_tokens_details"`},
 		{`"prompt_tokens_details"`}, {`"input_tokens_details"`}, {`"completion_tokens_details"`}, {`"output_tokens_details"`}, {`"cache_creation"`},
 	} {
 		n := 0

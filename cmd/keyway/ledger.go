@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -197,6 +199,16 @@ var columns = []column{
 	{"admitted_at_ms", func(r ledger.Row) string { return whole(r.AdmittedAtMs) }},
 	{"first_byte_at_ms", func(r ledger.Row) string { return whole(r.FirstByteAtMs) }},
 	{"ended_at_ms", func(r ledger.Row) string { return whole(r.EndedAtMs) }},
+	{"cache_write_30m_tokens", func(r ledger.Row) string { return whole(r.CacheWrite30mTokens) }},
+	{"cache_write_12h_tokens", func(r ledger.Row) string { return whole(r.CacheWrite12hTokens) }},
+	{"input_audio_tokens", func(r ledger.Row) string { return whole(r.InputAudioTokens) }},
+	{"input_image_tokens", func(r ledger.Row) string { return whole(r.InputImageTokens) }},
+	{"output_audio_tokens", func(r ledger.Row) string { return whole(r.OutputAudioTokens) }},
+	{"output_image_tokens", func(r ledger.Row) string { return whole(r.OutputImageTokens) }},
+	{"tool_calls", func(r ledger.Row) string { return toolCalls(r.ToolCalls) }},
+	{"service_tier", func(r ledger.Row) string { return r.ServiceTier }},
+	{"entry_no", func(r ledger.Row) string { return strconv.Itoa(r.EntryNo) }},
+	{"reason", func(r ledger.Row) string { return r.Reason }},
 }
 
 func columnNames() []string {
@@ -213,6 +225,15 @@ func columnValues(r ledger.Row) []string {
 		values[i] = c.value(r)
 	}
 	return values
+}
+
+// toolCalls writes calls as "mcp=1 web_search=2"; "" for none.
+func toolCalls(calls map[string]int64) string {
+	var list []string
+	for _, name := range slices.Sorted(maps.Keys(calls)) {
+		list = append(list, fmt.Sprintf("%s=%d", name, calls[name]))
+	}
+	return strings.Join(list, " ")
 }
 
 func whole(n int64) string { return strconv.FormatInt(n, 10) }

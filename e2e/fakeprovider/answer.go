@@ -1,9 +1,12 @@
 package fakeprovider
 
 import (
+	"cmp"
 	"encoding/json"
 	"strconv"
 	"strings"
+
+	"keyway/domain"
 )
 
 // answer is a rendered response before a script's cuts and ends apply.
@@ -177,18 +180,46 @@ func usageJSON(op operation, u Usage) string {
 	case opResponses:
 		return `{"input_tokens":` + n(u.input()) +
 			`,"input_tokens_details":{"cached_tokens":` + n(u.CacheRead) + `,"cache_write_tokens":` + n(u.CacheWrite) +
-			`},"output_tokens":` + n(u.Output) +
+			writesByTTL(u) + `},"output_tokens":` + n(u.Output) +
 			`,"output_tokens_details":{"reasoning_tokens":` + n(u.Reasoning) +
 			`},"total_tokens":` + n(u.input()+u.Output) + `}`
 	case opMessages:
-		return `{` + anthropicInput(u) + `,"output_tokens":` + n(u.Output) + `,"service_tier":"standard"}`
+		return `{` + anthropicInput(u) + `,"output_tokens":` + n(u.Output) + serverTools(u) +
+			`,"service_tier":` + quote(cmp.Or(u.Tier, "standard")) + `}`
 	case opEmbeddings:
 		return `{"prompt_tokens":` + n(u.input()) + `,"total_tokens":` + n(u.input()) + `}`
 	}
 	return `{"prompt_tokens":` + n(u.input()) + `,"completion_tokens":` + n(u.Output) +
 		`,"total_tokens":` + n(u.input()+u.Output) +
 		`,"prompt_tokens_details":{"cached_tokens":` + n(u.CacheRead) + `,"cache_write_tokens":` + n(u.CacheWrite) +
-		`},"completion_tokens_details":{"reasoning_tokens":` + n(u.Reasoning) + `}}`
+		member("audio_tokens", u.InputAudio) + member("image_tokens", u.InputImage) +
+		`},"completion_tokens_details":{"reasoning_tokens":` + n(u.Reasoning) +
+		member("audio_tokens", u.OutputAudio) + member("image_tokens", u.OutputImage) + `}}`
+}
+
+// member is a further member of an object; nothing for 0.
+func member(name string, v int64) string {
+	if v == 0 {
+		return ""
+	}
+	return `,"` + name + `":` + strconv.FormatInt(v, 10)
+}
+
+func writesByTTL(u Usage) string {
+	if u.CacheWrite30m == 0 && u.CacheWrite12h == 0 {
+		return ""
+	}
+	n := func(v int64) string { return strconv.FormatInt(v, 10) }
+	return `,"cache_write_tokens_details":{"ttl_30m_tokens":` + n(u.CacheWrite30m) + `,"ttl_12h_tokens":` + n(u.CacheWrite12h) + `}`
+}
+
+func serverTools(u Usage) string {
+	searches, fetches := u.Tools[domain.ToolWebSearch], u.Tools[domain.ToolWebFetch]
+	if searches == 0 && fetches == 0 {
+		return ""
+	}
+	n := func(v int64) string { return strconv.FormatInt(v, 10) }
+	return `,"server_tool_use":{"web_search_requests":` + n(searches) + `,"web_fetch_requests":` + n(fetches) + `}`
 }
 
 // anthropicInput is the input side of a Messages usage, without braces.

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"time"
+
+	"keyway/domain"
 )
 
 // Script says how one request is answered. The zero value is the plain,
@@ -140,6 +142,19 @@ type Usage struct {
 	CacheWrite1h  int64 `json:"cache_write_1h,omitempty"`
 	Output        int64 `json:"output"`
 	Reasoning     int64 `json:"reasoning,omitempty"`
+
+	// The rest is written only where it is not zero, by the operations that
+	// have a field for it.
+	CacheWrite30m int64 `json:"cache_write_30m,omitempty"`
+	CacheWrite12h int64 `json:"cache_write_12h,omitempty"`
+	InputAudio    int64 `json:"input_audio,omitempty"`
+	InputImage    int64 `json:"input_image,omitempty"`
+	OutputAudio   int64 `json:"output_audio,omitempty"`
+	OutputImage   int64 `json:"output_image,omitempty"`
+	// Tools are calls by domain.Tool; Messages counts searches and fetches.
+	Tools [domain.ToolKinds]int64 `json:"tools,omitzero"`
+	// Tier is the service tier of Messages; "" is written as "standard".
+	Tier string `json:"tier,omitempty"`
 }
 
 func (u Usage) input() int64 { return u.InputUncached + u.CacheRead + u.CacheWrite }

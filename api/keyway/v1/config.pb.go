@@ -372,7 +372,9 @@ type Provider struct {
 	Dialects []string `protobuf:"bytes,2,rep,name=dialects,proto3" json:"dialects,omitempty"`
 	// BaseURL replaces "/v1" of a client's path: "https://api.openai.com/v1".
 	BaseUrl string `protobuf:"bytes,3,opt,name=base_url,json=baseUrl,proto3" json:"base_url,omitempty"`
-	// FirstByteLimit is how long one attempt may wait for response headers; default 60s.
+	// FirstByteLimit is how long one attempt may wait for response headers;
+	// default 60s. Envoy knows one limit per request: where the channels of a
+	// model have different ones, the longest counts for each attempt.
 	FirstByteLimit *durationpb.Duration `protobuf:"bytes,4,opt,name=first_byte_limit,json=firstByteLimit,proto3" json:"first_byte_limit,omitempty"`
 	// ConnectTimeout bounds TCP and TLS set-up; default 2s.
 	ConnectTimeout *durationpb.Duration `protobuf:"bytes,5,opt,name=connect_timeout,json=connectTimeout,proto3" json:"connect_timeout,omitempty"`
@@ -660,9 +662,14 @@ type Model struct {
 	// MaxOutput in tokens is reserved where a request sets no cap; default 4096.
 	MaxOutput int64 `protobuf:"varint,3,opt,name=max_output,json=maxOutput,proto3" json:"max_output,omitempty"`
 	// Prices by version; the last one is in force.
-	Prices        []*Price `protobuf:"bytes,4,rep,name=prices,proto3" json:"prices,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Prices []*Price `protobuf:"bytes,4,rep,name=prices,proto3" json:"prices,omitempty"`
+	// HiddenPromptFloor in tokens is the least that is reserved for a prompt of
+	// which the request does not hold everything: one that continues a stored
+	// response or conversation, or has no text. Default 4096, but not more than
+	// context_window.
+	HiddenPromptFloor int64 `protobuf:"varint,5,opt,name=hidden_prompt_floor,json=hiddenPromptFloor,proto3" json:"hidden_prompt_floor,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Model) Reset() {
@@ -723,15 +730,41 @@ func (x *Model) GetPrices() []*Price {
 	return nil
 }
 
-// Price is one version of a model's rates, as decimals in currency per million tokens ("2.50").
+func (x *Model) GetHiddenPromptFloor() int64 {
+	if x != nil {
+		return x.HiddenPromptFloor
+	}
+	return 0
+}
+
+// Price is one version of a model's rates, as decimals in currency per million
+// tokens ("2.50"). A part whose rate is left out has the rate of its parent.
 type Price struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Version string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
 	Input   string                 `protobuf:"bytes,2,opt,name=input,proto3" json:"input,omitempty"`
 	// CacheRead and CacheWrite default to input.
-	CacheRead     string `protobuf:"bytes,3,opt,name=cache_read,json=cacheRead,proto3" json:"cache_read,omitempty"`
-	CacheWrite    string `protobuf:"bytes,4,opt,name=cache_write,json=cacheWrite,proto3" json:"cache_write,omitempty"`
-	Output        string `protobuf:"bytes,5,opt,name=output,proto3" json:"output,omitempty"`
+	CacheRead  string `protobuf:"bytes,3,opt,name=cache_read,json=cacheRead,proto3" json:"cache_read,omitempty"`
+	CacheWrite string `protobuf:"bytes,4,opt,name=cache_write,json=cacheWrite,proto3" json:"cache_write,omitempty"`
+	Output     string `protobuf:"bytes,5,opt,name=output,proto3" json:"output,omitempty"`
+	// Cache writes by time to live; default cache_write, which is that of the shortest.
+	CacheWrite_30M string `protobuf:"bytes,6,opt,name=cache_write_30m,json=cacheWrite30m,proto3" json:"cache_write_30m,omitempty"`
+	CacheWrite_1H  string `protobuf:"bytes,7,opt,name=cache_write_1h,json=cacheWrite1h,proto3" json:"cache_write_1h,omitempty"`
+	CacheWrite_12H string `protobuf:"bytes,8,opt,name=cache_write_12h,json=cacheWrite12h,proto3" json:"cache_write_12h,omitempty"`
+	// Prompt tokens that are sound or image; default input.
+	InputAudio string `protobuf:"bytes,9,opt,name=input_audio,json=inputAudio,proto3" json:"input_audio,omitempty"`
+	InputImage string `protobuf:"bytes,10,opt,name=input_image,json=inputImage,proto3" json:"input_image,omitempty"`
+	// Output tokens that are hidden reasoning, sound or image; default output.
+	Reasoning   string `protobuf:"bytes,11,opt,name=reasoning,proto3" json:"reasoning,omitempty"`
+	OutputAudio string `protobuf:"bytes,12,opt,name=output_audio,json=outputAudio,proto3" json:"output_audio,omitempty"`
+	OutputImage string `protobuf:"bytes,13,opt,name=output_image,json=outputImage,proto3" json:"output_image,omitempty"`
+	// Tools that the provider runs and charges for by the call; others are free.
+	Tools []*ToolPrice `protobuf:"bytes,14,rep,name=tools,proto3" json:"tools,omitempty"`
+	// Tiers multiply the cost of tokens by the service tier that was used; a tier
+	// that is not listed costs what the standard one does.
+	Tiers []*TierPrice `protobuf:"bytes,15,rep,name=tiers,proto3" json:"tiers,omitempty"`
+	// Steps are other rates for long prompts, by rising above.
+	Steps         []*PriceStep `protobuf:"bytes,16,rep,name=steps,proto3" json:"steps,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -801,6 +834,347 @@ func (x *Price) GetOutput() string {
 	return ""
 }
 
+func (x *Price) GetCacheWrite_30M() string {
+	if x != nil {
+		return x.CacheWrite_30M
+	}
+	return ""
+}
+
+func (x *Price) GetCacheWrite_1H() string {
+	if x != nil {
+		return x.CacheWrite_1H
+	}
+	return ""
+}
+
+func (x *Price) GetCacheWrite_12H() string {
+	if x != nil {
+		return x.CacheWrite_12H
+	}
+	return ""
+}
+
+func (x *Price) GetInputAudio() string {
+	if x != nil {
+		return x.InputAudio
+	}
+	return ""
+}
+
+func (x *Price) GetInputImage() string {
+	if x != nil {
+		return x.InputImage
+	}
+	return ""
+}
+
+func (x *Price) GetReasoning() string {
+	if x != nil {
+		return x.Reasoning
+	}
+	return ""
+}
+
+func (x *Price) GetOutputAudio() string {
+	if x != nil {
+		return x.OutputAudio
+	}
+	return ""
+}
+
+func (x *Price) GetOutputImage() string {
+	if x != nil {
+		return x.OutputImage
+	}
+	return ""
+}
+
+func (x *Price) GetTools() []*ToolPrice {
+	if x != nil {
+		return x.Tools
+	}
+	return nil
+}
+
+func (x *Price) GetTiers() []*TierPrice {
+	if x != nil {
+		return x.Tiers
+	}
+	return nil
+}
+
+func (x *Price) GetSteps() []*PriceStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+// ToolPrice is what the calls of a provider's tool cost, by one of two fields.
+type ToolPrice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Tool is web_search, web_fetch, file_search, code_interpreter, computer,
+	// image_generation or mcp.
+	Tool string `protobuf:"bytes,1,opt,name=tool,proto3" json:"tool,omitempty"`
+	// PerThousand and PerCall are decimals in currency ("10.00" and "0.01" are the same).
+	PerThousand   string `protobuf:"bytes,2,opt,name=per_thousand,json=perThousand,proto3" json:"per_thousand,omitempty"`
+	PerCall       string `protobuf:"bytes,3,opt,name=per_call,json=perCall,proto3" json:"per_call,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ToolPrice) Reset() {
+	*x = ToolPrice{}
+	mi := &file_keyway_v1_config_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolPrice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolPrice) ProtoMessage() {}
+
+func (x *ToolPrice) ProtoReflect() protoreflect.Message {
+	mi := &file_keyway_v1_config_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolPrice.ProtoReflect.Descriptor instead.
+func (*ToolPrice) Descriptor() ([]byte, []int) {
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ToolPrice) GetTool() string {
+	if x != nil {
+		return x.Tool
+	}
+	return ""
+}
+
+func (x *ToolPrice) GetPerThousand() string {
+	if x != nil {
+		return x.PerThousand
+	}
+	return ""
+}
+
+func (x *ToolPrice) GetPerCall() string {
+	if x != nil {
+		return x.PerCall
+	}
+	return ""
+}
+
+// TierPrice is the multiplier of one service tier.
+type TierPrice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Tier is the provider's name of it, such as flex, batch, priority or fast.
+	Tier string `protobuf:"bytes,1,opt,name=tier,proto3" json:"tier,omitempty"`
+	// Multiplier is a decimal up to 1000 ("0.5" is half the price).
+	Multiplier    string `protobuf:"bytes,2,opt,name=multiplier,proto3" json:"multiplier,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TierPrice) Reset() {
+	*x = TierPrice{}
+	mi := &file_keyway_v1_config_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TierPrice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TierPrice) ProtoMessage() {}
+
+func (x *TierPrice) ProtoReflect() protoreflect.Message {
+	mi := &file_keyway_v1_config_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TierPrice.ProtoReflect.Descriptor instead.
+func (*TierPrice) Descriptor() ([]byte, []int) {
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *TierPrice) GetTier() string {
+	if x != nil {
+		return x.Tier
+	}
+	return ""
+}
+
+func (x *TierPrice) GetMultiplier() string {
+	if x != nil {
+		return x.Multiplier
+	}
+	return ""
+}
+
+// PriceStep is the rate set of requests with a long prompt; it replaces the
+// price's own for every token of such a request.
+type PriceStep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Above is in prompt tokens, cached ones included: the step is for more than that.
+	Above int64  `protobuf:"varint,1,opt,name=above,proto3" json:"above,omitempty"`
+	Input string `protobuf:"bytes,2,opt,name=input,proto3" json:"input,omitempty"`
+	// CacheRead and CacheWrite default to the step's input; the other parts to
+	// their parents in the step.
+	CacheRead      string `protobuf:"bytes,3,opt,name=cache_read,json=cacheRead,proto3" json:"cache_read,omitempty"`
+	CacheWrite     string `protobuf:"bytes,4,opt,name=cache_write,json=cacheWrite,proto3" json:"cache_write,omitempty"`
+	Output         string `protobuf:"bytes,5,opt,name=output,proto3" json:"output,omitempty"`
+	CacheWrite_30M string `protobuf:"bytes,6,opt,name=cache_write_30m,json=cacheWrite30m,proto3" json:"cache_write_30m,omitempty"`
+	CacheWrite_1H  string `protobuf:"bytes,7,opt,name=cache_write_1h,json=cacheWrite1h,proto3" json:"cache_write_1h,omitempty"`
+	CacheWrite_12H string `protobuf:"bytes,8,opt,name=cache_write_12h,json=cacheWrite12h,proto3" json:"cache_write_12h,omitempty"`
+	InputAudio     string `protobuf:"bytes,9,opt,name=input_audio,json=inputAudio,proto3" json:"input_audio,omitempty"`
+	InputImage     string `protobuf:"bytes,10,opt,name=input_image,json=inputImage,proto3" json:"input_image,omitempty"`
+	Reasoning      string `protobuf:"bytes,11,opt,name=reasoning,proto3" json:"reasoning,omitempty"`
+	OutputAudio    string `protobuf:"bytes,12,opt,name=output_audio,json=outputAudio,proto3" json:"output_audio,omitempty"`
+	OutputImage    string `protobuf:"bytes,13,opt,name=output_image,json=outputImage,proto3" json:"output_image,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *PriceStep) Reset() {
+	*x = PriceStep{}
+	mi := &file_keyway_v1_config_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PriceStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PriceStep) ProtoMessage() {}
+
+func (x *PriceStep) ProtoReflect() protoreflect.Message {
+	mi := &file_keyway_v1_config_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PriceStep.ProtoReflect.Descriptor instead.
+func (*PriceStep) Descriptor() ([]byte, []int) {
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *PriceStep) GetAbove() int64 {
+	if x != nil {
+		return x.Above
+	}
+	return 0
+}
+
+func (x *PriceStep) GetInput() string {
+	if x != nil {
+		return x.Input
+	}
+	return ""
+}
+
+func (x *PriceStep) GetCacheRead() string {
+	if x != nil {
+		return x.CacheRead
+	}
+	return ""
+}
+
+func (x *PriceStep) GetCacheWrite() string {
+	if x != nil {
+		return x.CacheWrite
+	}
+	return ""
+}
+
+func (x *PriceStep) GetOutput() string {
+	if x != nil {
+		return x.Output
+	}
+	return ""
+}
+
+func (x *PriceStep) GetCacheWrite_30M() string {
+	if x != nil {
+		return x.CacheWrite_30M
+	}
+	return ""
+}
+
+func (x *PriceStep) GetCacheWrite_1H() string {
+	if x != nil {
+		return x.CacheWrite_1H
+	}
+	return ""
+}
+
+func (x *PriceStep) GetCacheWrite_12H() string {
+	if x != nil {
+		return x.CacheWrite_12H
+	}
+	return ""
+}
+
+func (x *PriceStep) GetInputAudio() string {
+	if x != nil {
+		return x.InputAudio
+	}
+	return ""
+}
+
+func (x *PriceStep) GetInputImage() string {
+	if x != nil {
+		return x.InputImage
+	}
+	return ""
+}
+
+func (x *PriceStep) GetReasoning() string {
+	if x != nil {
+		return x.Reasoning
+	}
+	return ""
+}
+
+func (x *PriceStep) GetOutputAudio() string {
+	if x != nil {
+		return x.OutputAudio
+	}
+	return ""
+}
+
+func (x *PriceStep) GetOutputImage() string {
+	if x != nil {
+		return x.OutputImage
+	}
+	return ""
+}
+
 // Policy is a set of limits; an absent or zero limit does not apply.
 type Policy struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -812,14 +1186,20 @@ type Policy struct {
 	BudgetDay   string `protobuf:"bytes,5,opt,name=budget_day,json=budgetDay,proto3" json:"budget_day,omitempty"`
 	BudgetMonth string `protobuf:"bytes,6,opt,name=budget_month,json=budgetMonth,proto3" json:"budget_month,omitempty"`
 	// TimeZone is the IANA zone of the budget windows; default UTC.
-	TimeZone      string `protobuf:"bytes,7,opt,name=time_zone,json=timeZone,proto3" json:"time_zone,omitempty"`
+	TimeZone string `protobuf:"bytes,7,opt,name=time_zone,json=timeZone,proto3" json:"time_zone,omitempty"`
+	// Cap is what happens where a budget applies and the client set no output
+	// cap: "inject" puts the reserved one into the request and tells the client
+	// in the header x-keyway-output-cap, "trust" (default) sends the request as
+	// it is, so that an answer may cost more than was reserved for it. One policy
+	// with "inject" is enough where that of the key and that of its identity apply.
+	Cap           string `protobuf:"bytes,8,opt,name=cap,proto3" json:"cap,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_keyway_v1_config_proto_msgTypes[10]
+	mi := &file_keyway_v1_config_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -831,7 +1211,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[10]
+	mi := &file_keyway_v1_config_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -844,7 +1224,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{10}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Policy) GetName() string {
@@ -896,19 +1276,29 @@ func (x *Policy) GetTimeZone() string {
 	return ""
 }
 
+func (x *Policy) GetCap() string {
+	if x != nil {
+		return x.Cap
+	}
+	return ""
+}
+
 // Identity is a customer; keys name it, and limits may sit on it.
 type Identity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Policy names the limits that all keys of the identity share.
-	Policy        string `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Policy string `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`
+	// PriceMultiplier multiplies every price for this identity; a decimal above 0
+	// and up to 1000 ("0.9" is ten per cent off). Default 1.
+	PriceMultiplier string `protobuf:"bytes,3,opt,name=price_multiplier,json=priceMultiplier,proto3" json:"price_multiplier,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Identity) Reset() {
 	*x = Identity{}
-	mi := &file_keyway_v1_config_proto_msgTypes[11]
+	mi := &file_keyway_v1_config_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -920,7 +1310,7 @@ func (x *Identity) String() string {
 func (*Identity) ProtoMessage() {}
 
 func (x *Identity) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[11]
+	mi := &file_keyway_v1_config_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -933,7 +1323,7 @@ func (x *Identity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Identity.ProtoReflect.Descriptor instead.
 func (*Identity) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{11}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Identity) GetId() string {
@@ -946,6 +1336,13 @@ func (x *Identity) GetId() string {
 func (x *Identity) GetPolicy() string {
 	if x != nil {
 		return x.Policy
+	}
+	return ""
+}
+
+func (x *Identity) GetPriceMultiplier() string {
+	if x != nil {
+		return x.PriceMultiplier
 	}
 	return ""
 }
@@ -1004,13 +1401,14 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	" \x01(\tR\vstreamUsage\">\n" +
 	"\fChannelModel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
-	"\bupstream\x18\x02 \x01(\tR\bupstream\"\x8b\x01\n" +
+	"\bupstream\x18\x02 \x01(\tR\bupstream\"\xbb\x01\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12%\n" +
 	"\x0econtext_window\x18\x02 \x01(\x03R\rcontextWindow\x12\x1d\n" +
 	"\n" +
 	"max_output\x18\x03 \x01(\x03R\tmaxOutput\x12(\n" +
-	"\x06prices\x18\x04 \x03(\v2\x10.keyway.v1.PriceR\x06prices\"\x8f\x01\n" +
+	"\x06prices\x18\x04 \x03(\v2\x10.keyway.v1.PriceR\x06prices\x12.\n" +
+	"\x13hidden_prompt_floor\x18\x05 \x01(\x03R\x11hiddenPromptFloor\"\xaf\x04\n" +
 	"\x05Price\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x14\n" +
 	"\x05input\x18\x02 \x01(\tR\x05input\x12\x1d\n" +
@@ -1018,7 +1416,49 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"cache_read\x18\x03 \x01(\tR\tcacheRead\x12\x1f\n" +
 	"\vcache_write\x18\x04 \x01(\tR\n" +
 	"cacheWrite\x12\x16\n" +
-	"\x06output\x18\x05 \x01(\tR\x06output\"\xbc\x01\n" +
+	"\x06output\x18\x05 \x01(\tR\x06output\x12&\n" +
+	"\x0fcache_write_30m\x18\x06 \x01(\tR\rcacheWrite30m\x12$\n" +
+	"\x0ecache_write_1h\x18\a \x01(\tR\fcacheWrite1h\x12&\n" +
+	"\x0fcache_write_12h\x18\b \x01(\tR\rcacheWrite12h\x12\x1f\n" +
+	"\vinput_audio\x18\t \x01(\tR\n" +
+	"inputAudio\x12\x1f\n" +
+	"\vinput_image\x18\n" +
+	" \x01(\tR\n" +
+	"inputImage\x12\x1c\n" +
+	"\treasoning\x18\v \x01(\tR\treasoning\x12!\n" +
+	"\foutput_audio\x18\f \x01(\tR\voutputAudio\x12!\n" +
+	"\foutput_image\x18\r \x01(\tR\voutputImage\x12*\n" +
+	"\x05tools\x18\x0e \x03(\v2\x14.keyway.v1.ToolPriceR\x05tools\x12*\n" +
+	"\x05tiers\x18\x0f \x03(\v2\x14.keyway.v1.TierPriceR\x05tiers\x12*\n" +
+	"\x05steps\x18\x10 \x03(\v2\x14.keyway.v1.PriceStepR\x05steps\"]\n" +
+	"\tToolPrice\x12\x12\n" +
+	"\x04tool\x18\x01 \x01(\tR\x04tool\x12!\n" +
+	"\fper_thousand\x18\x02 \x01(\tR\vperThousand\x12\x19\n" +
+	"\bper_call\x18\x03 \x01(\tR\aperCall\"?\n" +
+	"\tTierPrice\x12\x12\n" +
+	"\x04tier\x18\x01 \x01(\tR\x04tier\x12\x1e\n" +
+	"\n" +
+	"multiplier\x18\x02 \x01(\tR\n" +
+	"multiplier\"\xab\x03\n" +
+	"\tPriceStep\x12\x14\n" +
+	"\x05above\x18\x01 \x01(\x03R\x05above\x12\x14\n" +
+	"\x05input\x18\x02 \x01(\tR\x05input\x12\x1d\n" +
+	"\n" +
+	"cache_read\x18\x03 \x01(\tR\tcacheRead\x12\x1f\n" +
+	"\vcache_write\x18\x04 \x01(\tR\n" +
+	"cacheWrite\x12\x16\n" +
+	"\x06output\x18\x05 \x01(\tR\x06output\x12&\n" +
+	"\x0fcache_write_30m\x18\x06 \x01(\tR\rcacheWrite30m\x12$\n" +
+	"\x0ecache_write_1h\x18\a \x01(\tR\fcacheWrite1h\x12&\n" +
+	"\x0fcache_write_12h\x18\b \x01(\tR\rcacheWrite12h\x12\x1f\n" +
+	"\vinput_audio\x18\t \x01(\tR\n" +
+	"inputAudio\x12\x1f\n" +
+	"\vinput_image\x18\n" +
+	" \x01(\tR\n" +
+	"inputImage\x12\x1c\n" +
+	"\treasoning\x18\v \x01(\tR\treasoning\x12!\n" +
+	"\foutput_audio\x18\f \x01(\tR\voutputAudio\x12!\n" +
+	"\foutput_image\x18\r \x01(\tR\voutputImage\"\xce\x01\n" +
 	"\x06Policy\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03rpm\x18\x02 \x01(\x03R\x03rpm\x12\x10\n" +
@@ -1027,10 +1467,12 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\n" +
 	"budget_day\x18\x05 \x01(\tR\tbudgetDay\x12!\n" +
 	"\fbudget_month\x18\x06 \x01(\tR\vbudgetMonth\x12\x1b\n" +
-	"\ttime_zone\x18\a \x01(\tR\btimeZone\"2\n" +
+	"\ttime_zone\x18\a \x01(\tR\btimeZone\x12\x10\n" +
+	"\x03cap\x18\b \x01(\tR\x03cap\"]\n" +
 	"\bIdentity\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
-	"\x06policy\x18\x02 \x01(\tR\x06policyB\x1fZ\x1dkeyway/api/keyway/v1;keywayv1b\x06proto3"
+	"\x06policy\x18\x02 \x01(\tR\x06policy\x12)\n" +
+	"\x10price_multiplier\x18\x03 \x01(\tR\x0fpriceMultiplierB\x1fZ\x1dkeyway/api/keyway/v1;keywayv1b\x06proto3"
 
 var (
 	file_keyway_v1_config_proto_rawDescOnce sync.Once
@@ -1044,7 +1486,7 @@ func file_keyway_v1_config_proto_rawDescGZIP() []byte {
 	return file_keyway_v1_config_proto_rawDescData
 }
 
-var file_keyway_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_keyway_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_keyway_v1_config_proto_goTypes = []any{
 	(*RegionConfig)(nil),        // 0: keyway.v1.RegionConfig
 	(*Config)(nil),              // 1: keyway.v1.Config
@@ -1056,9 +1498,12 @@ var file_keyway_v1_config_proto_goTypes = []any{
 	(*ChannelModel)(nil),        // 7: keyway.v1.ChannelModel
 	(*Model)(nil),               // 8: keyway.v1.Model
 	(*Price)(nil),               // 9: keyway.v1.Price
-	(*Policy)(nil),              // 10: keyway.v1.Policy
-	(*Identity)(nil),            // 11: keyway.v1.Identity
-	(*durationpb.Duration)(nil), // 12: google.protobuf.Duration
+	(*ToolPrice)(nil),           // 10: keyway.v1.ToolPrice
+	(*TierPrice)(nil),           // 11: keyway.v1.TierPrice
+	(*PriceStep)(nil),           // 12: keyway.v1.PriceStep
+	(*Policy)(nil),              // 13: keyway.v1.Policy
+	(*Identity)(nil),            // 14: keyway.v1.Identity
+	(*durationpb.Duration)(nil), // 15: google.protobuf.Duration
 }
 var file_keyway_v1_config_proto_depIdxs = []int32{
 	1,  // 0: keyway.v1.RegionConfig.config:type_name -> keyway.v1.Config
@@ -1067,20 +1512,23 @@ var file_keyway_v1_config_proto_depIdxs = []int32{
 	5,  // 3: keyway.v1.Config.providers:type_name -> keyway.v1.Provider
 	6,  // 4: keyway.v1.Config.channels:type_name -> keyway.v1.Channel
 	8,  // 5: keyway.v1.Config.models:type_name -> keyway.v1.Model
-	10, // 6: keyway.v1.Config.policies:type_name -> keyway.v1.Policy
-	11, // 7: keyway.v1.Config.identities:type_name -> keyway.v1.Identity
+	13, // 6: keyway.v1.Config.policies:type_name -> keyway.v1.Policy
+	14, // 7: keyway.v1.Config.identities:type_name -> keyway.v1.Identity
 	3,  // 8: keyway.v1.Listener.tls:type_name -> keyway.v1.TLS
-	12, // 9: keyway.v1.Limits.lease:type_name -> google.protobuf.Duration
-	12, // 10: keyway.v1.Limits.drain_time:type_name -> google.protobuf.Duration
-	12, // 11: keyway.v1.Provider.first_byte_limit:type_name -> google.protobuf.Duration
-	12, // 12: keyway.v1.Provider.connect_timeout:type_name -> google.protobuf.Duration
+	15, // 9: keyway.v1.Limits.lease:type_name -> google.protobuf.Duration
+	15, // 10: keyway.v1.Limits.drain_time:type_name -> google.protobuf.Duration
+	15, // 11: keyway.v1.Provider.first_byte_limit:type_name -> google.protobuf.Duration
+	15, // 12: keyway.v1.Provider.connect_timeout:type_name -> google.protobuf.Duration
 	7,  // 13: keyway.v1.Channel.models:type_name -> keyway.v1.ChannelModel
 	9,  // 14: keyway.v1.Model.prices:type_name -> keyway.v1.Price
-	15, // [15:15] is the sub-list for method output_type
-	15, // [15:15] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	10, // 15: keyway.v1.Price.tools:type_name -> keyway.v1.ToolPrice
+	11, // 16: keyway.v1.Price.tiers:type_name -> keyway.v1.TierPrice
+	12, // 17: keyway.v1.Price.steps:type_name -> keyway.v1.PriceStep
+	18, // [18:18] is the sub-list for method output_type
+	18, // [18:18] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_keyway_v1_config_proto_init() }
@@ -1094,7 +1542,7 @@ func file_keyway_v1_config_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keyway_v1_config_proto_rawDesc), len(file_keyway_v1_config_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

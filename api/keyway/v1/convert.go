@@ -29,6 +29,8 @@ func DecisionToProto(d domain.Decision) *Decision {
 		Candidates:       convert(d.Candidates, candidateToProto),
 		LeaseMs:          d.Lease.Milliseconds(),
 		FirstByteLimitMs: d.FirstByteLimit.Milliseconds(),
+		PromptEstimate:   d.PromptEstimate,
+		ContentClass:     string(d.Class),
 	}
 }
 
@@ -53,6 +55,8 @@ func DecisionFromProto(p *Decision) domain.Decision {
 		Candidates:     convert(p.GetCandidates(), candidateFromProto),
 		Lease:          time.Duration(p.GetLeaseMs()) * time.Millisecond,
 		FirstByteLimit: time.Duration(p.GetFirstByteLimitMs()) * time.Millisecond,
+		PromptEstimate: p.GetPromptEstimate(),
+		Class:          domain.ContentClass(p.GetContentClass()),
 	}
 }
 
@@ -87,6 +91,16 @@ func RecordToProto(r domain.UsageRecord) *UsageRecord {
 		AdmittedAtMs:         toMs(r.AdmittedAt),
 		FirstByteAtMs:        toMs(r.FirstByteAt),
 		EndedAtMs:            toMs(r.EndedAt),
+		CacheWrite_30MTokens: r.Usage.CacheWrite30m,
+		CacheWrite_12HTokens: r.Usage.CacheWrite12h,
+		InputAudioTokens:     r.Usage.InputAudio,
+		InputImageTokens:     r.Usage.InputImage,
+		OutputAudioTokens:    r.Usage.OutputAudio,
+		OutputImageTokens:    r.Usage.OutputImage,
+		ToolCalls:            toolsToProto(r.Usage.Tools),
+		ServiceTier:          text(r.Usage.Tier),
+		EntryNo:              int32(r.EntryNo),
+		Reason:               text(r.Reason),
 	}
 }
 
@@ -112,6 +126,14 @@ func RecordFromProto(p *UsageRecord) domain.UsageRecord {
 			CacheWrite1h:  p.GetCacheWrite_1HTokens(),
 			Output:        p.GetOutputTokens(),
 			Reasoning:     p.GetReasoningTokens(),
+			CacheWrite30m: p.GetCacheWrite_30MTokens(),
+			CacheWrite12h: p.GetCacheWrite_12HTokens(),
+			InputAudio:    p.GetInputAudioTokens(),
+			InputImage:    p.GetInputImageTokens(),
+			OutputAudio:   p.GetOutputAudioTokens(),
+			OutputImage:   p.GetOutputImageTokens(),
+			Tools:         toolsFromProto(p.GetToolCalls()),
+			Tier:          p.GetServiceTier(),
 		},
 		CostMicros:           p.GetCostMicros(),
 		PriceVersion:         p.GetPriceVersion(),
@@ -121,20 +143,8 @@ func RecordFromProto(p *UsageRecord) domain.UsageRecord {
 		AdmittedAt:           fromMs(p.GetAdmittedAtMs()),
 		FirstByteAt:          fromMs(p.GetFirstByteAtMs()),
 		EndedAt:              fromMs(p.GetEndedAtMs()),
-	}
-}
-
-func ratesToProto(p domain.Price) *Rates {
-	return &Rates{Version: p.Version, Input: p.Input, CacheRead: p.CacheRead, CacheWrite: p.CacheWrite, Output: p.Output}
-}
-
-func ratesFromProto(p *Rates) domain.Price {
-	return domain.Price{
-		Version:    p.GetVersion(),
-		Input:      p.GetInput(),
-		CacheRead:  p.GetCacheRead(),
-		CacheWrite: p.GetCacheWrite(),
-		Output:     p.GetOutput(),
+		EntryNo:              int(p.GetEntryNo()),
+		Reason:               p.GetReason(),
 	}
 }
 

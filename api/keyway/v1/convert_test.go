@@ -34,6 +34,10 @@ func fill(v reflect.Value, n *int64) {
 		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
 		fill(v.Index(0), n)
 		fill(v.Index(1), n)
+	case reflect.Array:
+		for i := range v.Len() {
+			fill(v.Index(i), n)
+		}
 	case reflect.String:
 		v.SetString("s" + string(rune('a'+*n%26)))
 	case reflect.Bool:
@@ -92,4 +96,24 @@ func TestForeignBytesCostNoSettlement(t *testing.T) {
 	require.NoError(t, err)
 	_, err = proto.Marshal(keywayv1.DecisionToProto(domain.Decision{Model: foreign, Path: foreign}))
 	require.NoError(t, err)
+}
+
+// The decision crosses Envoy as base64 in dynamic metadata with every request.
+func TestPriceTravelsCompactly(t *testing.T) {
+	t.Parallel()
+	set := domain.PriceStep{
+		AbovePrompt: 272_000, Input: 5_000_000, CacheRead: 500_000, CacheWrite: 6_250_000, Output: 22_500_000,
+	}
+	for part := domain.PartCacheWrite30m; part <= domain.PartOutputImage; part++ {
+		set.Special = append(set.Special, domain.PartRate{Part: part, Rate: 40_000_000})
+	}
+	price := domain.Price{
+		Version: "2026-11-01", Input: 2_500_000, CacheRead: 250_000, CacheWrite: 3_125_000, Output: 15_000_000,
+		Special: set.Special, Steps: []domain.PriceStep{set}, FactorMicros: 900_000,
+		Tools: []domain.ToolRate{{Tool: domain.ToolWebSearch, PerThousand: 10_000_000}, {Tool: domain.ToolFileSearch, PerThousand: 2_500_000}},
+		Tiers: []domain.TierFactor{{Tier: "flex", FactorMicros: 500_000}, {Tier: "batch", FactorMicros: 500_000}, {Tier: "priority", FactorMicros: 2_000_000}},
+	}
+	size := func(p domain.Price) int { return proto.Size(keywayv1.DecisionToProto(domain.Decision{Price: p})) }
+	t.Logf("four rates %d bytes, everything %d bytes", size(domain.Price{Version: price.Version, Input: price.Input, CacheRead: 1, CacheWrite: 1, Output: price.Output}), size(price))
+	assert.Less(t, size(price), 400, "the dearest price list costs a fifth of the decision's 2 KB")
 }

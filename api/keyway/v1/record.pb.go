@@ -46,8 +46,12 @@ type Decision struct {
 	Candidates       []*Candidate `protobuf:"bytes,15,rep,name=candidates,proto3" json:"candidates,omitempty"`
 	LeaseMs          int64        `protobuf:"varint,16,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
 	FirstByteLimitMs int64        `protobuf:"varint,17,opt,name=first_byte_limit_ms,json=firstByteLimitMs,proto3" json:"first_byte_limit_ms,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// The estimate of the prompt before its correction, and what it was made of:
+	// text, code, cjk or media; "" when nothing is learned from it.
+	PromptEstimate int64  `protobuf:"varint,18,opt,name=prompt_estimate,json=promptEstimate,proto3" json:"prompt_estimate,omitempty"`
+	ContentClass   string `protobuf:"bytes,19,opt,name=content_class,json=contentClass,proto3" json:"content_class,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Decision) Reset() {
@@ -199,14 +203,34 @@ func (x *Decision) GetFirstByteLimitMs() int64 {
 	return 0
 }
 
+func (x *Decision) GetPromptEstimate() int64 {
+	if x != nil {
+		return x.PromptEstimate
+	}
+	return 0
+}
+
+func (x *Decision) GetContentClass() string {
+	if x != nil {
+		return x.ContentClass
+	}
+	return ""
+}
+
 // Rates is the price version of the admission, in micro-units per million tokens.
 type Rates struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Version       string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	Input         int64                  `protobuf:"varint,2,opt,name=input,proto3" json:"input,omitempty"`
-	CacheRead     int64                  `protobuf:"varint,3,opt,name=cache_read,json=cacheRead,proto3" json:"cache_read,omitempty"`
-	CacheWrite    int64                  `protobuf:"varint,4,opt,name=cache_write,json=cacheWrite,proto3" json:"cache_write,omitempty"`
-	Output        int64                  `protobuf:"varint,5,opt,name=output,proto3" json:"output,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Version    string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
+	Input      int64                  `protobuf:"varint,2,opt,name=input,proto3" json:"input,omitempty"`
+	CacheRead  int64                  `protobuf:"varint,3,opt,name=cache_read,json=cacheRead,proto3" json:"cache_read,omitempty"`
+	CacheWrite int64                  `protobuf:"varint,4,opt,name=cache_write,json=cacheWrite,proto3" json:"cache_write,omitempty"`
+	Output     int64                  `protobuf:"varint,5,opt,name=output,proto3" json:"output,omitempty"`
+	Special    []*PartRate            `protobuf:"bytes,6,rep,name=special,proto3" json:"special,omitempty"`
+	Steps      []*RateStep            `protobuf:"bytes,7,rep,name=steps,proto3" json:"steps,omitempty"`
+	Tools      []*ToolRate            `protobuf:"bytes,8,rep,name=tools,proto3" json:"tools,omitempty"`
+	Tiers      []*TierFactor          `protobuf:"bytes,9,rep,name=tiers,proto3" json:"tiers,omitempty"`
+	// Millionths; 0 is no multiplier.
+	FactorMicros  int64 `protobuf:"varint,10,opt,name=factor_micros,json=factorMicros,proto3" json:"factor_micros,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -276,6 +300,285 @@ func (x *Rates) GetOutput() int64 {
 	return 0
 }
 
+func (x *Rates) GetSpecial() []*PartRate {
+	if x != nil {
+		return x.Special
+	}
+	return nil
+}
+
+func (x *Rates) GetSteps() []*RateStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+func (x *Rates) GetTools() []*ToolRate {
+	if x != nil {
+		return x.Tools
+	}
+	return nil
+}
+
+func (x *Rates) GetTiers() []*TierFactor {
+	if x != nil {
+		return x.Tiers
+	}
+	return nil
+}
+
+func (x *Rates) GetFactorMicros() int64 {
+	if x != nil {
+		return x.FactorMicros
+	}
+	return 0
+}
+
+// PartRate is the rate of one part of a usage, by domain.Part.
+type PartRate struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Part          int32                  `protobuf:"varint,1,opt,name=part,proto3" json:"part,omitempty"`
+	Rate          int64                  `protobuf:"varint,2,opt,name=rate,proto3" json:"rate,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PartRate) Reset() {
+	*x = PartRate{}
+	mi := &file_keyway_v1_record_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PartRate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PartRate) ProtoMessage() {}
+
+func (x *PartRate) ProtoReflect() protoreflect.Message {
+	mi := &file_keyway_v1_record_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PartRate.ProtoReflect.Descriptor instead.
+func (*PartRate) Descriptor() ([]byte, []int) {
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *PartRate) GetPart() int32 {
+	if x != nil {
+		return x.Part
+	}
+	return 0
+}
+
+func (x *PartRate) GetRate() int64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
+// RateStep is the rate set of prompts with more than above tokens.
+type RateStep struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Above         int64                  `protobuf:"varint,1,opt,name=above,proto3" json:"above,omitempty"`
+	Input         int64                  `protobuf:"varint,2,opt,name=input,proto3" json:"input,omitempty"`
+	CacheRead     int64                  `protobuf:"varint,3,opt,name=cache_read,json=cacheRead,proto3" json:"cache_read,omitempty"`
+	CacheWrite    int64                  `protobuf:"varint,4,opt,name=cache_write,json=cacheWrite,proto3" json:"cache_write,omitempty"`
+	Output        int64                  `protobuf:"varint,5,opt,name=output,proto3" json:"output,omitempty"`
+	Special       []*PartRate            `protobuf:"bytes,6,rep,name=special,proto3" json:"special,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RateStep) Reset() {
+	*x = RateStep{}
+	mi := &file_keyway_v1_record_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RateStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RateStep) ProtoMessage() {}
+
+func (x *RateStep) ProtoReflect() protoreflect.Message {
+	mi := &file_keyway_v1_record_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RateStep.ProtoReflect.Descriptor instead.
+func (*RateStep) Descriptor() ([]byte, []int) {
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *RateStep) GetAbove() int64 {
+	if x != nil {
+		return x.Above
+	}
+	return 0
+}
+
+func (x *RateStep) GetInput() int64 {
+	if x != nil {
+		return x.Input
+	}
+	return 0
+}
+
+func (x *RateStep) GetCacheRead() int64 {
+	if x != nil {
+		return x.CacheRead
+	}
+	return 0
+}
+
+func (x *RateStep) GetCacheWrite() int64 {
+	if x != nil {
+		return x.CacheWrite
+	}
+	return 0
+}
+
+func (x *RateStep) GetOutput() int64 {
+	if x != nil {
+		return x.Output
+	}
+	return 0
+}
+
+func (x *RateStep) GetSpecial() []*PartRate {
+	if x != nil {
+		return x.Special
+	}
+	return nil
+}
+
+// ToolRate is what a thousand calls of a tool cost, by domain.Tool.
+type ToolRate struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tool          int32                  `protobuf:"varint,1,opt,name=tool,proto3" json:"tool,omitempty"`
+	PerThousand   int64                  `protobuf:"varint,2,opt,name=per_thousand,json=perThousand,proto3" json:"per_thousand,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ToolRate) Reset() {
+	*x = ToolRate{}
+	mi := &file_keyway_v1_record_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolRate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolRate) ProtoMessage() {}
+
+func (x *ToolRate) ProtoReflect() protoreflect.Message {
+	mi := &file_keyway_v1_record_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolRate.ProtoReflect.Descriptor instead.
+func (*ToolRate) Descriptor() ([]byte, []int) {
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ToolRate) GetTool() int32 {
+	if x != nil {
+		return x.Tool
+	}
+	return 0
+}
+
+func (x *ToolRate) GetPerThousand() int64 {
+	if x != nil {
+		return x.PerThousand
+	}
+	return 0
+}
+
+// TierFactor is the multiplier of one service tier, in millionths.
+type TierFactor struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tier          string                 `protobuf:"bytes,1,opt,name=tier,proto3" json:"tier,omitempty"`
+	FactorMicros  int64                  `protobuf:"varint,2,opt,name=factor_micros,json=factorMicros,proto3" json:"factor_micros,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TierFactor) Reset() {
+	*x = TierFactor{}
+	mi := &file_keyway_v1_record_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TierFactor) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TierFactor) ProtoMessage() {}
+
+func (x *TierFactor) ProtoReflect() protoreflect.Message {
+	mi := &file_keyway_v1_record_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TierFactor.ProtoReflect.Descriptor instead.
+func (*TierFactor) Descriptor() ([]byte, []int) {
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *TierFactor) GetTier() string {
+	if x != nil {
+		return x.Tier
+	}
+	return ""
+}
+
+func (x *TierFactor) GetFactorMicros() int64 {
+	if x != nil {
+		return x.FactorMicros
+	}
+	return 0
+}
+
 // Hold is one bucket's share of a reservation.
 type Hold struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -290,7 +593,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_keyway_v1_record_proto_msgTypes[2]
+	mi := &file_keyway_v1_record_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -302,7 +605,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_record_proto_msgTypes[2]
+	mi := &file_keyway_v1_record_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -315,7 +618,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_record_proto_rawDescGZIP(), []int{2}
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Hold) GetKind() string {
@@ -366,7 +669,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_keyway_v1_record_proto_msgTypes[3]
+	mi := &file_keyway_v1_record_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -378,7 +681,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_record_proto_msgTypes[3]
+	mi := &file_keyway_v1_record_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -391,7 +694,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_record_proto_rawDescGZIP(), []int{3}
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Candidate) GetChannel() string {
@@ -434,7 +737,7 @@ type Patch struct {
 
 func (x *Patch) Reset() {
 	*x = Patch{}
-	mi := &file_keyway_v1_record_proto_msgTypes[4]
+	mi := &file_keyway_v1_record_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -446,7 +749,7 @@ func (x *Patch) String() string {
 func (*Patch) ProtoMessage() {}
 
 func (x *Patch) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_record_proto_msgTypes[4]
+	mi := &file_keyway_v1_record_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -459,7 +762,7 @@ func (x *Patch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Patch.ProtoReflect.Descriptor instead.
 func (*Patch) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_record_proto_rawDescGZIP(), []int{4}
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Patch) GetOffset() int64 {
@@ -518,14 +821,29 @@ type UsageRecord struct {
 	FirstByteAtMs int64 `protobuf:"varint,25,opt,name=first_byte_at_ms,json=firstByteAtMs,proto3" json:"first_byte_at_ms,omitempty"`
 	EndedAtMs     int64 `protobuf:"varint,26,opt,name=ended_at_ms,json=endedAtMs,proto3" json:"ended_at_ms,omitempty"`
 	// The whole prompt: input_uncached + cache_read + cache_write.
-	InputTokens   int64 `protobuf:"varint,27,opt,name=input_tokens,json=inputTokens,proto3" json:"input_tokens,omitempty"`
+	InputTokens int64 `protobuf:"varint,27,opt,name=input_tokens,json=inputTokens,proto3" json:"input_tokens,omitempty"`
+	// Further parts of cache_write, of input_uncached and of output.
+	CacheWrite_30MTokens int64 `protobuf:"varint,28,opt,name=cache_write_30m_tokens,json=cacheWrite30mTokens,proto3" json:"cache_write_30m_tokens,omitempty"`
+	CacheWrite_12HTokens int64 `protobuf:"varint,29,opt,name=cache_write_12h_tokens,json=cacheWrite12hTokens,proto3" json:"cache_write_12h_tokens,omitempty"`
+	InputAudioTokens     int64 `protobuf:"varint,30,opt,name=input_audio_tokens,json=inputAudioTokens,proto3" json:"input_audio_tokens,omitempty"`
+	InputImageTokens     int64 `protobuf:"varint,31,opt,name=input_image_tokens,json=inputImageTokens,proto3" json:"input_image_tokens,omitempty"`
+	OutputAudioTokens    int64 `protobuf:"varint,32,opt,name=output_audio_tokens,json=outputAudioTokens,proto3" json:"output_audio_tokens,omitempty"`
+	OutputImageTokens    int64 `protobuf:"varint,33,opt,name=output_image_tokens,json=outputImageTokens,proto3" json:"output_image_tokens,omitempty"`
+	// Calls of the provider's own tools, by name: web_search and others.
+	ToolCalls map[string]int64 `protobuf:"bytes,34,rep,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// The service tier that was used; "" is the standard one.
+	ServiceTier string `protobuf:"bytes,35,opt,name=service_tier,json=serviceTier,proto3" json:"service_tier,omitempty"`
+	// 0 is the settlement, others are corrections of it.
+	EntryNo int32 `protobuf:"varint,36,opt,name=entry_no,json=entryNo,proto3" json:"entry_no,omitempty"`
+	// Why a correction was made; "" for a settlement.
+	Reason        string `protobuf:"bytes,37,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *UsageRecord) Reset() {
 	*x = UsageRecord{}
-	mi := &file_keyway_v1_record_proto_msgTypes[5]
+	mi := &file_keyway_v1_record_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -537,7 +855,7 @@ func (x *UsageRecord) String() string {
 func (*UsageRecord) ProtoMessage() {}
 
 func (x *UsageRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_record_proto_msgTypes[5]
+	mi := &file_keyway_v1_record_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -550,7 +868,7 @@ func (x *UsageRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRecord.ProtoReflect.Descriptor instead.
 func (*UsageRecord) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_record_proto_rawDescGZIP(), []int{5}
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *UsageRecord) GetRequestId() string {
@@ -742,6 +1060,76 @@ func (x *UsageRecord) GetInputTokens() int64 {
 	return 0
 }
 
+func (x *UsageRecord) GetCacheWrite_30MTokens() int64 {
+	if x != nil {
+		return x.CacheWrite_30MTokens
+	}
+	return 0
+}
+
+func (x *UsageRecord) GetCacheWrite_12HTokens() int64 {
+	if x != nil {
+		return x.CacheWrite_12HTokens
+	}
+	return 0
+}
+
+func (x *UsageRecord) GetInputAudioTokens() int64 {
+	if x != nil {
+		return x.InputAudioTokens
+	}
+	return 0
+}
+
+func (x *UsageRecord) GetInputImageTokens() int64 {
+	if x != nil {
+		return x.InputImageTokens
+	}
+	return 0
+}
+
+func (x *UsageRecord) GetOutputAudioTokens() int64 {
+	if x != nil {
+		return x.OutputAudioTokens
+	}
+	return 0
+}
+
+func (x *UsageRecord) GetOutputImageTokens() int64 {
+	if x != nil {
+		return x.OutputImageTokens
+	}
+	return 0
+}
+
+func (x *UsageRecord) GetToolCalls() map[string]int64 {
+	if x != nil {
+		return x.ToolCalls
+	}
+	return nil
+}
+
+func (x *UsageRecord) GetServiceTier() string {
+	if x != nil {
+		return x.ServiceTier
+	}
+	return ""
+}
+
+func (x *UsageRecord) GetEntryNo() int32 {
+	if x != nil {
+		return x.EntryNo
+	}
+	return 0
+}
+
+func (x *UsageRecord) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // Attempt is one call to a channel.
 type Attempt struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -754,7 +1142,7 @@ type Attempt struct {
 
 func (x *Attempt) Reset() {
 	*x = Attempt{}
-	mi := &file_keyway_v1_record_proto_msgTypes[6]
+	mi := &file_keyway_v1_record_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -766,7 +1154,7 @@ func (x *Attempt) String() string {
 func (*Attempt) ProtoMessage() {}
 
 func (x *Attempt) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_record_proto_msgTypes[6]
+	mi := &file_keyway_v1_record_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -779,7 +1167,7 @@ func (x *Attempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attempt.ProtoReflect.Descriptor instead.
 func (*Attempt) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_record_proto_rawDescGZIP(), []int{6}
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Attempt) GetChannel() string {
@@ -810,7 +1198,7 @@ type Settlement struct {
 
 func (x *Settlement) Reset() {
 	*x = Settlement{}
-	mi := &file_keyway_v1_record_proto_msgTypes[7]
+	mi := &file_keyway_v1_record_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -822,7 +1210,7 @@ func (x *Settlement) String() string {
 func (*Settlement) ProtoMessage() {}
 
 func (x *Settlement) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_record_proto_msgTypes[7]
+	mi := &file_keyway_v1_record_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -835,7 +1223,7 @@ func (x *Settlement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Settlement.ProtoReflect.Descriptor instead.
 func (*Settlement) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_record_proto_rawDescGZIP(), []int{7}
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Settlement) GetDecision() *Decision {
@@ -863,7 +1251,7 @@ var File_keyway_v1_record_proto protoreflect.FileDescriptor
 
 const file_keyway_v1_record_proto_rawDesc = "" +
 	"\n" +
-	"\x16keyway/v1/record.proto\x12\tkeyway.v1\"\xa5\x04\n" +
+	"\x16keyway/v1/record.proto\x12\tkeyway.v1\"\xf3\x04\n" +
 	"\bDecision\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x15\n" +
@@ -887,7 +1275,9 @@ const file_keyway_v1_record_proto_rawDesc = "" +
 	"candidates\x18\x0f \x03(\v2\x14.keyway.v1.CandidateR\n" +
 	"candidates\x12\x19\n" +
 	"\blease_ms\x18\x10 \x01(\x03R\aleaseMs\x12-\n" +
-	"\x13first_byte_limit_ms\x18\x11 \x01(\x03R\x10firstByteLimitMs\"\x8f\x01\n" +
+	"\x13first_byte_limit_ms\x18\x11 \x01(\x03R\x10firstByteLimitMs\x12'\n" +
+	"\x0fprompt_estimate\x18\x12 \x01(\x03R\x0epromptEstimate\x12#\n" +
+	"\rcontent_class\x18\x13 \x01(\tR\fcontentClass\"\xe6\x02\n" +
 	"\x05Rates\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x14\n" +
 	"\x05input\x18\x02 \x01(\x03R\x05input\x12\x1d\n" +
@@ -895,7 +1285,32 @@ const file_keyway_v1_record_proto_rawDesc = "" +
 	"cache_read\x18\x03 \x01(\x03R\tcacheRead\x12\x1f\n" +
 	"\vcache_write\x18\x04 \x01(\x03R\n" +
 	"cacheWrite\x12\x16\n" +
-	"\x06output\x18\x05 \x01(\x03R\x06output\"p\n" +
+	"\x06output\x18\x05 \x01(\x03R\x06output\x12-\n" +
+	"\aspecial\x18\x06 \x03(\v2\x13.keyway.v1.PartRateR\aspecial\x12)\n" +
+	"\x05steps\x18\a \x03(\v2\x13.keyway.v1.RateStepR\x05steps\x12)\n" +
+	"\x05tools\x18\b \x03(\v2\x13.keyway.v1.ToolRateR\x05tools\x12+\n" +
+	"\x05tiers\x18\t \x03(\v2\x15.keyway.v1.TierFactorR\x05tiers\x12#\n" +
+	"\rfactor_micros\x18\n" +
+	" \x01(\x03R\ffactorMicros\"2\n" +
+	"\bPartRate\x12\x12\n" +
+	"\x04part\x18\x01 \x01(\x05R\x04part\x12\x12\n" +
+	"\x04rate\x18\x02 \x01(\x03R\x04rate\"\xbd\x01\n" +
+	"\bRateStep\x12\x14\n" +
+	"\x05above\x18\x01 \x01(\x03R\x05above\x12\x14\n" +
+	"\x05input\x18\x02 \x01(\x03R\x05input\x12\x1d\n" +
+	"\n" +
+	"cache_read\x18\x03 \x01(\x03R\tcacheRead\x12\x1f\n" +
+	"\vcache_write\x18\x04 \x01(\x03R\n" +
+	"cacheWrite\x12\x16\n" +
+	"\x06output\x18\x05 \x01(\x03R\x06output\x12-\n" +
+	"\aspecial\x18\x06 \x03(\v2\x13.keyway.v1.PartRateR\aspecial\"A\n" +
+	"\bToolRate\x12\x12\n" +
+	"\x04tool\x18\x01 \x01(\x05R\x04tool\x12!\n" +
+	"\fper_thousand\x18\x02 \x01(\x03R\vperThousand\"E\n" +
+	"\n" +
+	"TierFactor\x12\x12\n" +
+	"\x04tier\x18\x01 \x01(\tR\x04tier\x12#\n" +
+	"\rfactor_micros\x18\x02 \x01(\x03R\ffactorMicros\"p\n" +
 	"\x04Hold\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
 	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x0e\n" +
@@ -910,7 +1325,7 @@ const file_keyway_v1_record_proto_rawDesc = "" +
 	"\x05Patch\x12\x16\n" +
 	"\x06offset\x18\x01 \x01(\x03R\x06offset\x12\x16\n" +
 	"\x06delete\x18\x02 \x01(\x03R\x06delete\x12\x16\n" +
-	"\x06insert\x18\x03 \x01(\tR\x06insert\"\xc4\a\n" +
+	"\x06insert\x18\x03 \x01(\tR\x06insert\"\xc4\v\n" +
 	"\vUsageRecord\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +
@@ -941,7 +1356,21 @@ const file_keyway_v1_record_proto_rawDesc = "" +
 	"\x0eadmitted_at_ms\x18\x18 \x01(\x03R\fadmittedAtMs\x12'\n" +
 	"\x10first_byte_at_ms\x18\x19 \x01(\x03R\rfirstByteAtMs\x12\x1e\n" +
 	"\vended_at_ms\x18\x1a \x01(\x03R\tendedAtMs\x12!\n" +
-	"\finput_tokens\x18\x1b \x01(\x03R\vinputTokens\";\n" +
+	"\finput_tokens\x18\x1b \x01(\x03R\vinputTokens\x123\n" +
+	"\x16cache_write_30m_tokens\x18\x1c \x01(\x03R\x13cacheWrite30mTokens\x123\n" +
+	"\x16cache_write_12h_tokens\x18\x1d \x01(\x03R\x13cacheWrite12hTokens\x12,\n" +
+	"\x12input_audio_tokens\x18\x1e \x01(\x03R\x10inputAudioTokens\x12,\n" +
+	"\x12input_image_tokens\x18\x1f \x01(\x03R\x10inputImageTokens\x12.\n" +
+	"\x13output_audio_tokens\x18  \x01(\x03R\x11outputAudioTokens\x12.\n" +
+	"\x13output_image_tokens\x18! \x01(\x03R\x11outputImageTokens\x12D\n" +
+	"\n" +
+	"tool_calls\x18\" \x03(\v2%.keyway.v1.UsageRecord.ToolCallsEntryR\ttoolCalls\x12!\n" +
+	"\fservice_tier\x18# \x01(\tR\vserviceTier\x12\x19\n" +
+	"\bentry_no\x18$ \x01(\x05R\aentryNo\x12\x16\n" +
+	"\x06reason\x18% \x01(\tR\x06reason\x1a<\n" +
+	"\x0eToolCallsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\";\n" +
 	"\aAttempt\x12\x18\n" +
 	"\achannel\x18\x01 \x01(\tR\achannel\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\x05R\x06status\"\x87\x01\n" +
@@ -963,30 +1392,41 @@ func file_keyway_v1_record_proto_rawDescGZIP() []byte {
 	return file_keyway_v1_record_proto_rawDescData
 }
 
-var file_keyway_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_keyway_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_keyway_v1_record_proto_goTypes = []any{
 	(*Decision)(nil),    // 0: keyway.v1.Decision
 	(*Rates)(nil),       // 1: keyway.v1.Rates
-	(*Hold)(nil),        // 2: keyway.v1.Hold
-	(*Candidate)(nil),   // 3: keyway.v1.Candidate
-	(*Patch)(nil),       // 4: keyway.v1.Patch
-	(*UsageRecord)(nil), // 5: keyway.v1.UsageRecord
-	(*Attempt)(nil),     // 6: keyway.v1.Attempt
-	(*Settlement)(nil),  // 7: keyway.v1.Settlement
+	(*PartRate)(nil),    // 2: keyway.v1.PartRate
+	(*RateStep)(nil),    // 3: keyway.v1.RateStep
+	(*ToolRate)(nil),    // 4: keyway.v1.ToolRate
+	(*TierFactor)(nil),  // 5: keyway.v1.TierFactor
+	(*Hold)(nil),        // 6: keyway.v1.Hold
+	(*Candidate)(nil),   // 7: keyway.v1.Candidate
+	(*Patch)(nil),       // 8: keyway.v1.Patch
+	(*UsageRecord)(nil), // 9: keyway.v1.UsageRecord
+	(*Attempt)(nil),     // 10: keyway.v1.Attempt
+	(*Settlement)(nil),  // 11: keyway.v1.Settlement
+	nil,                 // 12: keyway.v1.UsageRecord.ToolCallsEntry
 }
 var file_keyway_v1_record_proto_depIdxs = []int32{
-	1, // 0: keyway.v1.Decision.rates:type_name -> keyway.v1.Rates
-	2, // 1: keyway.v1.Decision.holds:type_name -> keyway.v1.Hold
-	3, // 2: keyway.v1.Decision.candidates:type_name -> keyway.v1.Candidate
-	4, // 3: keyway.v1.Candidate.patches:type_name -> keyway.v1.Patch
-	6, // 4: keyway.v1.UsageRecord.attempts:type_name -> keyway.v1.Attempt
-	0, // 5: keyway.v1.Settlement.decision:type_name -> keyway.v1.Decision
-	5, // 6: keyway.v1.Settlement.record:type_name -> keyway.v1.UsageRecord
-	7, // [7:7] is the sub-list for method output_type
-	7, // [7:7] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	1,  // 0: keyway.v1.Decision.rates:type_name -> keyway.v1.Rates
+	6,  // 1: keyway.v1.Decision.holds:type_name -> keyway.v1.Hold
+	7,  // 2: keyway.v1.Decision.candidates:type_name -> keyway.v1.Candidate
+	2,  // 3: keyway.v1.Rates.special:type_name -> keyway.v1.PartRate
+	3,  // 4: keyway.v1.Rates.steps:type_name -> keyway.v1.RateStep
+	4,  // 5: keyway.v1.Rates.tools:type_name -> keyway.v1.ToolRate
+	5,  // 6: keyway.v1.Rates.tiers:type_name -> keyway.v1.TierFactor
+	2,  // 7: keyway.v1.RateStep.special:type_name -> keyway.v1.PartRate
+	8,  // 8: keyway.v1.Candidate.patches:type_name -> keyway.v1.Patch
+	10, // 9: keyway.v1.UsageRecord.attempts:type_name -> keyway.v1.Attempt
+	12, // 10: keyway.v1.UsageRecord.tool_calls:type_name -> keyway.v1.UsageRecord.ToolCallsEntry
+	0,  // 11: keyway.v1.Settlement.decision:type_name -> keyway.v1.Decision
+	9,  // 12: keyway.v1.Settlement.record:type_name -> keyway.v1.UsageRecord
+	13, // [13:13] is the sub-list for method output_type
+	13, // [13:13] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_keyway_v1_record_proto_init() }
@@ -1000,7 +1440,7 @@ func file_keyway_v1_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keyway_v1_record_proto_rawDesc), len(file_keyway_v1_record_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
