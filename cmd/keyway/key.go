@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -19,19 +21,22 @@ import (
 func newKey() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "key",
-		Short: "Create, list and disable virtual keys.",
+		Short: "Create, list, rotate, disable, expire and delete virtual keys.",
 		Long: `Manage the virtual keys of a region: the credentials that clients send. Only the
-SHA-256 of a key is stored; its secret is printed once, when it is created.
+SHA-256 of a secret is stored; the secret is printed once, when it is made.
 
 The commands write to the region's store. A change reaches every running authz
-at once, and within 30 s where the message is lost.`,
-		Example: `  keyway key create --identity acme --policy standard --models demo
+at once, and within its --key-ttl (30 s) where the message is lost. Requests
+that are running end as they would have.`,
+		Example: `  keyway key create --identity acme --policy standard --models 'gpt-*'
   keyway key list
+  keyway key rotate key_3f9a0c1d2e4b5a67 --grace 24h
   keyway key disable key_3f9a0c1d2e4b5a67`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newKeyCreate(), newKeyList(), newKeyDisable())
+	cmd.AddCommand(newKeyCreate(), newKeyList(), newKeyRotate(), newKeyExpire(),
+		newKeyState("enable", domain.KeyActive), newKeyState("disable", domain.KeyDisabled), newKeyDelete())
 	return cmd
 }
 
@@ -67,12 +72,6 @@ func (f keyFlags) withStore(ctx context.Context, act func(context.Context, *stor
 // keyTimeout bounds one command on keys, listing tens of thousands included.
 const keyTimeout = 30 * time.Second
 
-// createdKey is what `key create -o json` prints; the only place with a secret.
-type createdKey struct {
-	shownKey
-	Secret string `json:"secret"`
-}
-
 // shownKey is a key as people see it.
 type shownKey struct {
 	ID        string     `json:"id"`
@@ -83,6 +82,9 @@ type shownKey struct {
 	State     string     `json:"state"`
 	CreatedAt time.Time  `json:"created_at"`
 	ExpiresAt *time.Time `json:"expires_at"`
+	RotatedAt *time.Time `json:"rotated_at"`
+	// PreviousUntil is null once the secret before the last rotation works no more.
+	PreviousUntil *time.Time `json:"previous_until"`
 }
 
 func show(k domain.VirtualKey, now time.Time) shownKey {
@@ -93,92 +95,23 @@ func show(k domain.VirtualKey, now time.Time) shownKey {
 	if s.Models == nil {
 		s.Models = []string{}
 	}
-	if !k.ExpiresAt.IsZero() {
-		at := k.ExpiresAt.UTC()
-		s.ExpiresAt = &at
-		if k.State == domain.KeyActive && !now.Before(at) {
-			s.State = "expired"
-		}
+	s.ExpiresAt, s.RotatedAt = shownTime(k.ExpiresAt), shownTime(k.RotatedAt)
+	if s.ExpiresAt != nil && k.State == domain.KeyActive && !now.Before(*s.ExpiresAt) {
+		s.State = "expired"
+	}
+	if k.PreviousHash != "" && now.Before(k.PreviousUntil) {
+		s.PreviousUntil = shownTime(k.PreviousUntil)
 	}
 	return s
 }
 
-func newKeyCreate() *cobra.Command {
-	var (
-		f      keyFlags
-		output string
-		expire time.Duration
-		key    domain.VirtualKey
-	)
-	cmd := &cobra.Command{
-		Use:   "create",
-		Short: "Create a virtual key and print its secret once.",
-		Long: `Create a virtual key for an identity and print its secret. The secret cannot be
-shown again. Policies and identities are those of the region's configuration; a
-key without a policy has only the limits of its identity.`,
-		Example: `  keyway key create --identity acme --policy standard --name ci --expires 720h
-  keyway key create --identity acme --models gpt-5,claude-sonnet -o json`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "text" && output != "json" {
-				return errOutput(output)
-			}
-			if expire < 0 {
-				return fmt.Errorf("--expires %s lies in the past", expire)
-			}
-			now := time.Now()
-			if expire > 0 {
-				key.ExpiresAt = now.Add(expire)
-			}
-			return f.withStore(cmd.Context(), func(ctx context.Context, s *store.Store) error {
-				secret, made, err := createKey(ctx, s, key, now)
-				if err != nil {
-					return err
-				}
-				return printCreated(cmd.OutOrStdout(), output, createdKey{show(made, now), secret})
-			})
-		},
+// shownTime is at for people; nil for a zero time.
+func shownTime(at time.Time) *time.Time {
+	if at.IsZero() {
+		return nil
 	}
-	flags := cmd.Flags()
-	flags.StringVar(&key.Identity, "identity", "", "Identity that owns the key; required.")
-	flags.StringVar(&key.Policy, "policy", "", "Policy with the key's own limits; empty sets none.")
-	flags.StringSliceVar(&key.Models, "models", nil, "Models the key may use, separated by commas; empty allows all.")
-	flags.StringVar(&key.Name, "name", "", "Note for people, shown in lists.")
-	flags.DurationVar(&expire, "expires", 0, "Time from now until the key stops working (a duration such as 720h); 0 is never.")
-	outputFlag(cmd, &output, "text", "json")
-	f.add(cmd)
-	if err := cmd.MarkFlagRequired("identity"); err != nil {
-		panic(err) // The flag is defined above.
-	}
-	return cmd
-}
-
-// keyWriter is what createKey needs of the store.
-type keyWriter interface {
-	PutKey(ctx context.Context, key domain.VirtualKey) error
-}
-
-// createKey completes key with id, secret's hash and state, and stores it.
-func createKey(ctx context.Context, w keyWriter, key domain.VirtualKey, now time.Time) (secret string, made domain.VirtualKey, err error) {
-	if secret, err = domain.NewKeySecret(); err != nil {
-		return "", key, err
-	}
-	if key.ID, err = domain.NewKeyID(); err != nil {
-		return "", key, err
-	}
-	key.Hash, key.State, key.CreatedAt = domain.HashKey(secret), domain.KeyActive, now
-	if err := w.PutKey(ctx, key); err != nil {
-		return "", key, fmt.Errorf("store key: %w", err)
-	}
-	return secret, key, nil
-}
-
-func printCreated(out io.Writer, form string, k createdKey) error {
-	if form == "json" {
-		return json.NewEncoder(out).Encode(k)
-	}
-	_, err := fmt.Fprintf(out, "id:     %s\nsecret: %s\n\nThe secret is not shown again.\n", k.ID, k.Secret)
-	return err
+	at = at.UTC()
+	return &at
 }
 
 func newKeyList() *cobra.Command {
@@ -189,8 +122,9 @@ func newKeyList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the virtual keys of the region.",
-		Long: `List all virtual keys of the region with their owner, limits and state. Secrets
-are not stored and so never shown.`,
+		Long: `List all virtual keys of the region with their owner, policy, models and state
+(active, disabled, expired), the oldest first. ROTATED is the last rotation, and
+until when the secret before it works. Secrets are not stored and so never shown.`,
 		Example: `  keyway key list
   keyway key list -o json --store redis://127.0.0.1:6379/0`,
 		Args: cobra.NoArgs,
@@ -215,6 +149,9 @@ are not stored and so never shown.`,
 // printKeys prints one key a line in either form.
 func printKeys(out io.Writer, form string, keys []domain.VirtualKey) error {
 	now := time.Now()
+	slices.SortFunc(keys, func(a, b domain.VirtualKey) int {
+		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), strings.Compare(a.ID, b.ID))
+	})
 	if form == "json" {
 		enc := json.NewEncoder(out)
 		for _, k := range keys {
@@ -225,44 +162,26 @@ func printKeys(out io.Writer, form string, keys []domain.VirtualKey) error {
 		return nil
 	}
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(w, "ID\tIDENTITY\tNAME\tPOLICY\tMODELS\tSTATE\tCREATED\tEXPIRES")
+	fmt.Fprintln(w, "ID\tIDENTITY\tNAME\tPOLICY\tMODELS\tSTATE\tCREATED\tEXPIRES\tROTATED")
 	for _, k := range keys {
 		s := show(k, now)
-		models, expires := "all", "never"
+		models := "all"
 		if len(s.Models) > 0 {
 			models = strings.Join(s.Models, ",")
 		}
-		if s.ExpiresAt != nil {
-			expires = s.ExpiresAt.Local().Format(time.DateTime)
+		rotated := orNever(s.RotatedAt)
+		if s.PreviousUntil != nil {
+			rotated += " (previous until " + orNever(s.PreviousUntil) + ")"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			s.ID, s.Identity, s.Name, s.Policy, models, s.State, s.CreatedAt.Local().Format(time.DateTime), expires)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+			s.ID, s.Identity, s.Name, s.Policy, models, s.State, orNever(&s.CreatedAt), orNever(s.ExpiresAt), rotated)
 	}
 	return w.Flush()
 }
 
-func newKeyDisable() *cobra.Command {
-	var f keyFlags
-	cmd := &cobra.Command{
-		Use:   "disable ID",
-		Short: "Disable a virtual key.",
-		Long: `Disable a virtual key by its id. New requests with it are refused at once;
-requests that are running end as they would have.`,
-		Example: `  keyway key disable key_3f9a0c1d2e4b5a67`,
-		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.withStore(cmd.Context(), func(ctx context.Context, s *store.Store) error {
-				switch err := s.SetKeyState(ctx, args[0], domain.KeyDisabled); {
-				case errors.Is(err, domain.ErrNotFound):
-					return fmt.Errorf("no key has the id %s; see keyway key list", args[0])
-				case err != nil:
-					return fmt.Errorf("disable key: %w", err)
-				}
-				_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s is disabled\n", args[0])
-				return err
-			})
-		},
+func orNever(at *time.Time) string {
+	if at == nil {
+		return "never"
 	}
-	f.add(cmd)
-	return cmd
+	return at.Local().Format(time.DateTime)
 }

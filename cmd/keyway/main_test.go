@@ -65,6 +65,7 @@ func TestEveryCommandOfTheIssueExists(t *testing.T) {
 	root := newRoot(nil)
 	for _, path := range []string{
 		"up", "authz", "extproc", "xds", "worker", "check", "bootstrap", "key create", "key list", "key disable",
+		"key enable", "key expire", "key rotate", "key delete",
 		"ledger", "health", "version", "fakeprovider", "parts",
 	} {
 		cmd, rest, err := root.Find(strings.Fields(path))
@@ -113,6 +114,14 @@ func TestErrorsAreOneClearLine(t *testing.T) {
 		{"bad time", []string{"ledger", "--since", "yesterday"}, "neither a duration such as 24h nor a time"},
 		{"bad output", []string{"ledger", "-o", "xml"}, `output form "xml" is not known`},
 		{"bad key output", []string{"key", "create", "--identity", "a", "-o", "xml"}, `output form "xml" is not known`},
+		{"an empty list of models", []string{"key", "create", "--identity", "a", "--models", ""}, "--models is empty"},
+		{"an empty model", []string{"key", "create", "--identity", "a", "--models", "m,"}, "a model name is empty"},
+		{"bad rotation output", []string{"key", "rotate", "key_1", "-o", "table"}, `output form "table" is not known`},
+		{"negative grace", []string{"key", "rotate", "key_1", "--grace", "-1s"}, "--grace -1s is negative"},
+		{"bad expiry", []string{"key", "expire", "key_1", "tomorrow"}, "neither now, never"},
+		{"past expiry", []string{"key", "expire", "key_1", "2020-01-01T00:00:00Z"}, "lies in the past"},
+		{"no key id", []string{"key", "delete"}, "accepts 1 arg"},
+		{"key TTL out of bounds", []string{"authz", "--key-ttl", "0"}, "--key-ttl 0s is not positive"},
 		{"key without identity", []string{"key", "create"}, "identity"},
 		{"no store", []string{"authz"}, envStore},
 		{"no ledger", []string{"worker"}, "KEYWAY_LEDGER"},

@@ -100,12 +100,36 @@ func TestKeysAsPeopleSeeThem(t *testing.T) {
 	assert.Equal(t, "expired", show(key, now).State)
 	key.State = domain.KeyDisabled
 	assert.Equal(t, "disabled", show(key, now).State)
+	assert.Nil(t, show(key, now).RotatedAt)
+	key = key.Rotated(domain.KeyRotation{Hash: "beef", At: now, Grace: time.Hour})
+	assert.Equal(t, now, *show(key, now).RotatedAt)
+	assert.Equal(t, now.Add(time.Hour), *show(key, now).PreviousUntil)
+	assert.Nil(t, show(key, now.Add(time.Hour)).PreviousUntil, "the grace is over")
 
 	for _, form := range []string{"table", "json"} {
 		var out bytes.Buffer
 		require.NoError(t, printKeys(&out, form, []domain.VirtualKey{key}))
 		assert.Contains(t, out.String(), "key_1")
-		assert.NotContains(t, out.String(), "feed", "hashes are not for people")
+		for _, hash := range []string{"feed", "beef"} {
+			assert.NotContains(t, out.String(), hash, "hashes are not for people")
+		}
+	}
+}
+
+func TestExpiryOfAKey(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
+	for when, want := range map[string]time.Time{
+		"now": now, "never": {}, "720h": now.Add(720 * time.Hour), "1ms": now.Add(time.Millisecond),
+		"2026-12-31T01:00:00+01:00": time.Date(2026, 12, 31, 0, 0, 0, 0, time.UTC),
+	} {
+		got, err := expiryOf(when, now)
+		require.NoError(t, err, when)
+		assert.True(t, want.Equal(got), when)
+	}
+	for _, bad := range []string{"", "0", "0s", "-1h", "2026-12-01T12:00:00Z", "Now", "30d"} {
+		_, err := expiryOf(bad, now)
+		require.Error(t, err, bad)
 	}
 }
 
