@@ -140,10 +140,10 @@ func compileModels(cfg *keywayv1.Config) map[string]domain.Model {
 			Name:          m.Name,
 			ContextWindow: m.ContextWindow,
 			MaxOutput:     m.MaxOutput,
-
-			HiddenPromptFloor: m.HiddenPromptFloor,
 			Price:         compilePrice(m.Prices[len(m.Prices)-1]),
 			Channels:      servedBy[m.Name],
+
+			HiddenPromptFloor: m.HiddenPromptFloor,
 		}
 	}
 	return out

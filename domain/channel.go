@@ -51,6 +51,9 @@ type Model struct {
 	ContextWindow int64
 	// MaxOutput in tokens is reserved where a request sets no cap.
 	MaxOutput int64
+	// HiddenPromptFloor in tokens is the least that is reserved for a prompt
+	// which does not stand in the request; 0 is none.
+	HiddenPromptFloor int64
 	// Price is the version in force.
 	Price Price
 	// Channels that serve the model, in the order of the file.

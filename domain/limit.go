@@ -44,6 +44,10 @@ type Policy struct {
 	BudgetMonthMicros int64
 	// TimeZone is the IANA zone of the calendar windows; "" is UTC.
 	TimeZone string
+	// InjectCap: where a budget applies and the client set no output cap, the
+	// one that was reserved goes into the request, so that the answer cannot
+	// cost more than the hold.
+	InjectCap bool
 }
 
 // Hold is the share of one QuotaBucket that a reservation takes.

@@ -40,9 +40,13 @@ type Decision struct {
 	Stream bool
 	// StripUsage: the usage chunk of the stream was asked for by us, not by the client.
 	StripUsage bool
-	// PromptTokens is the estimate; OutputCap is what was reserved for the answer.
+	// PromptTokens is the corrected estimate; OutputCap is what was reserved for the answer.
 	PromptTokens int64
 	OutputCap    int64
+	// PromptEstimate is the estimate before its correction, and Class what it
+	// was made of; "" when the estimate says too little to learn from it.
+	PromptEstimate int64
+	Class          ContentClass
 	// BodyLen is the client's body length in bytes.
 	BodyLen    int64
 	AdmittedAt time.Time
