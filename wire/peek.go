@@ -249,6 +249,8 @@ func (p *peeker) member(key []byte) bool {
 			return p.refuse(string(key), "is given twice; send it once")
 		}
 		p.seen |= 1 << f
+	} else if name := disguised(key); name != "" {
+		return p.refuse(string(key), "differs from "+name+" in case only; send it as "+name)
 	}
 	switch f {
 	case fieldModel:
