@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -82,14 +83,14 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	if err != nil {
 		return Admitted{}, err
 	}
-	d := s.decide(snap, key, peek, model)
+	d, inject := s.decide(sizing{snap, key, peek, model})
 	d.RequestID, d.API, d.BodyLen = r.ID, api, int64(len(r.Body))
 	d.Path = strings.TrimPrefix(path, domain.APIVersionPrefix)
 	if q := wire.CleanQuery(query); q != "" {
 		d.Path += "?" + q
 	}
 	for _, c := range routing.Rank(channels, s.random)[:min(len(channels), maxCandidates)] {
-		d.Candidates = append(d.Candidates, candidate(c, peek))
+		d.Candidates = append(d.Candidates, candidate(c, peek, inject))
 		d.FirstByteLimit = max(d.FirstByteLimit, c.Provider.FirstByteLimit)
 		d.StripUsage = d.StripUsage || (c.InjectUsage && peek.LacksUsage())
 	}
@@ -97,7 +98,11 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	if err != nil {
 		return Admitted{}, err
 	}
-	return Admitted{Decision: d, Headers: wire.LimitHeaders(api.Dialect(), d.Holds, admission, s.now())}, nil
+	headers := wire.LimitHeaders(api.Dialect(), d.Holds, admission, s.now())
+	if inject > 0 {
+		headers = append(headers, wire.Header{Name: headerOutputCap, Value: strconv.FormatInt(inject, 10)})
+	}
+	return Admitted{Decision: d, Headers: headers}, nil
 }
 
 // operation finds what the path asks for.
@@ -164,44 +169,6 @@ func clip(s string) string {
 		return s
 	}
 	return strings.ToValidUTF8(s[:longest], "") + "…"
-}
-
-// decide sizes the hold: prompt estimate plus the largest cap, or the model's
-// own maximum clipped to what its window leaves.
-func (s *Server) decide(snap *config.Snapshot, key domain.VirtualKey, peek *wire.Request, model domain.Model) domain.Decision {
-	outputCap := peek.OutputCap
-	if !peek.HasCap {
-		outputCap = model.MaxOutput * peek.N
-	}
-	if model.ContextWindow > 0 {
-		outputCap = min(outputCap, max(model.ContextWindow-peek.PromptTokens, 0)*peek.N)
-	}
-	if peek.API == domain.APIEmbeddings {
-		outputCap = 0
-	}
-	now := s.now()
-	price := model.Price
-	price.FactorMicros = snap.PriceFactors[key.Identity]
-	demand := domain.Demand{
-		Tokens:     peek.PromptTokens + outputCap,
-		CostMicros: price.MaxCostMicros(peek.PromptTokens, outputCap),
-	}
-	holds := snap.Policies[key.Policy].Holds(domain.ScopeKey, key.ID, demand, now)
-	holds = append(holds, snap.Policies[snap.Identities[key.Identity]].Holds(domain.ScopeIdentity, key.Identity, demand, now)...)
-	return domain.Decision{
-		KeyID: key.ID, Identity: key.Identity,
-		Model: model.Name, Stream: peek.Stream,
-		PromptTokens: peek.PromptTokens, OutputCap: outputCap,
-		AdmittedAt: now, Price: price, Holds: holds, Lease: snap.Lease,
-	}
-}
-
-func candidate(c domain.Channel, peek *wire.Request) domain.Candidate {
-	upstream := c.Models[peek.Model]
-	return domain.Candidate{
-		Channel: c.Name, UpstreamModel: upstream, Slots: c.Slots,
-		Patches: peek.Patches(wire.PatchOptions{UpstreamModel: upstream, InjectUsage: c.InjectUsage}),
-	}
 }
 
 // reserve takes the holds and the first free slot of the ranked list. Channels

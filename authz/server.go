@@ -54,6 +54,7 @@ type Options struct {
 	Keys         Keys
 	KeyChanges   KeyChanges
 	Reservations Reservations
+	Calibrations Calibrations
 	// Listener is where Envoy connects; the Server closes it.
 	Listener   net.Listener
 	Health     *telemetry.Health
@@ -85,10 +86,11 @@ type Server struct {
 	now          func() time.Time
 	random       func() float64
 
-	keys     *keyCache
-	refunds  *refunds
-	bodies   *bodyBudget
-	draining atomic.Bool
+	keys        *keyCache
+	refunds     *refunds
+	bodies      *bodyBudget
+	calibration *calibration
+	draining    atomic.Bool
 }
 
 // New makes a Server; it does no I/O. Its errors are a KeyTTL out of bounds and
@@ -112,6 +114,8 @@ func New(o Options) (*Server, error) {
 		keys:    keys,
 		refunds: newRefunds(o.Reservations, o.Logger, m.refundsDropped.Inc),
 		bodies:  &bodyBudget{limit: o.BodyBytes},
+
+		calibration: &calibration{from: o.Calibrations},
 	}
 	if s.stopTimeout == 0 {
 		s.stopTimeout = 5 * time.Second
@@ -139,6 +143,7 @@ func (s *Server) Run(ctx context.Context) error {
 		Stopping: func() { s.draining.Store(true) },
 		Background: []func(context.Context) error{
 			func(ctx context.Context) error { s.refunds.run(ctx); return nil },
+			func(ctx context.Context) error { s.calibration.run(ctx); return nil },
 			s.followKeys,
 		},
 	})

@@ -344,6 +344,7 @@ channels:
   - {name: brisk-a, provider: brisk-a, secret: "file:{{(index .Faces 0).Secret}}", slots: 500, models: [{name: silent, upstream: m-failing}]}
   - {name: brisk-b, provider: brisk-b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 500, models: [{name: silent, upstream: m-healthy-longer}]}
   - {name: tight, provider: a, secret: "file:{{(index .Faces 0).Secret}}", slots: 1, models: [{name: spill}]}
+  - {name: sized, provider: b, secret: "file:{{(index .Faces 1).Secret}}", models: [{name: sized, upstream: m-sized}, {name: learned}]}
   - {name: spare, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 1, models: [{name: spill}]}
 {{.ExtraChannels}}
 models:
@@ -362,6 +363,8 @@ models:
   - {name: fail-h2, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: silent, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: spill, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: sized, max_output: 500, hidden_prompt_floor: 3000, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: learned, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
 policies:
   - {name: budget1000, budget_day: "0.001"}
   - {name: rpm1, rpm: 1, in_flight: 1}
@@ -370,6 +373,8 @@ policies:
   - {name: tpm500, tpm: 500}
   - {name: metered, rpm: 6, tpm: 6000, in_flight: 6, budget_day: "1", budget_month: "10"}
   - {name: rpm2, rpm: 2, in_flight: 1}
+  - {name: injected, budget_day: "1", cap: inject}
+  - {name: trusted, budget_day: "1"}
 identities:
   - {id: capped, policy: budget1000}
   - {id: purse, policy: budget1000}

@@ -59,7 +59,7 @@ func newMetrics(r prometheus.Registerer, inFlight, journal func() float64) *metr
 		}, []string{"side"}),
 		estimateRatio: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "keyway_extproc_prompt_estimate_ratio",
-			Help:    "Prompt tokens estimated over prompt tokens reported by the provider.",
+			Help:    "Prompt tokens reserved, estimated and corrected, over prompt tokens reported by the provider.",
 			Buckets: []float64{.25, .5, .75, .9, 1, 1.05, 1.1, 1.2, 1.5, 2, 4},
 		}),
 		lost: prometheus.NewCounter(prometheus.CounterOpts{

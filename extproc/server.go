@@ -40,9 +40,10 @@ type Secrets interface {
 // Options are what a Server needs; all of it is mandatory but JournalBytes,
 // StopTimeout and Now.
 type Options struct {
-	Config  *config.Holder
-	Store   Store
-	Secrets Secrets
+	Config      *config.Holder
+	Store       Store
+	Calibration Calibrator
+	Secrets     Secrets
 	// Listener is where Envoy connects; the Server closes it.
 	Listener   net.Listener
 	Health     *telemetry.Health
@@ -74,10 +75,11 @@ type Server struct {
 	stopTimeout time.Duration
 	now         func() time.Time
 
-	leases  *leases
-	ends    *ends
-	recent  *recent
-	journal *journal
+	leases      *leases
+	ends        *ends
+	recent      *recent
+	journal     *journal
+	calibration *calibration
 	// watches counts streams whose settlement is still due.
 	watches sync.WaitGroup
 }
@@ -89,6 +91,7 @@ func New(o Options) (*Server, error) {
 		health: o.Health, logger: o.Logger,
 		journalFile: o.JournalFile, journalSize: o.JournalBytes, stopTimeout: o.StopTimeout, now: o.Now,
 		leases: newLeases(o.Store, o.Logger), ends: newEnds(), recent: newRecent(),
+		calibration: newCalibration(o.Calibration),
 	}
 	if s.journalFile == "" {
 		return nil, errors.New("extproc needs a journal file")
@@ -135,6 +138,7 @@ func (s *Server) Run(ctx context.Context) error {
 		Background: []func(context.Context) error{
 			func(ctx context.Context) error { s.leases.run(ctx); return nil },
 			func(ctx context.Context) error { s.replay(ctx); return nil },
+			func(ctx context.Context) error { s.calibration.run(ctx); return nil },
 		},
 	})
 	// What is still open is settled by the exits of the streams' handlers.

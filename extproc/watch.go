@@ -274,8 +274,9 @@ func (w *watch) use(r *domain.UsageRecord) {
 		r.Usage, r.Source = result.Count(w.decision.PromptTokens)
 	}
 	r.CostMicros = w.decision.Price.CostMicros(r.Usage)
-	if r.Source == domain.SourceUpstream && w.decision.PromptTokens > 0 {
+	if r.Source == domain.SourceUpstream && w.decision.Class != "" {
 		w.server.metrics.estimateRatio.Observe(float64(w.decision.PromptTokens) / float64(max(r.Usage.Input(), 1)))
+		w.server.calibration.learn(w.decision, r.Usage.Input())
 	}
 }
 

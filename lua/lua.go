@@ -27,11 +27,12 @@ var (
 	SlotAcquire = load("slot_acquire")
 	SlotRelease = load("slot_release")
 	Expired     = load("expired")
+	Calibrate   = load("calibrate")
 )
 
 // All lists every script, for loading them ahead of their first use.
 func All() []*Script {
-	return []*Script{Reserve, Settle, Renew, SlotAcquire, SlotRelease, Expired}
+	return []*Script{Reserve, Settle, Renew, SlotAcquire, SlotRelease, Expired, Calibrate}
 }
 
 func load(name string) *Script {

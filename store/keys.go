@@ -17,6 +17,10 @@ const (
 	keyChannel = "keyway:keys"
 )
 
+// calibrationKey holds the correction factors of prompt estimates; it is alone
+// in its script and needs no tag.
+const calibrationKey = "calibration"
+
 func shardTag(shard int) string { return fmt.Sprintf("{s%02d}", shard) }
 
 func identityTag(identity string) string { return shardTag(domain.ShardOf(identity)) }

@@ -1,7 +1,10 @@
 package wire
 
 import (
+	"cmp"
 	"errors"
+	"slices"
+	"strconv"
 
 	"keyway/domain"
 )
@@ -13,6 +16,9 @@ type PatchOptions struct {
 	// InjectUsage asks the provider for the usage chunk of a chat or
 	// completions stream where the client did not.
 	InjectUsage bool
+	// OutputCap is put into the body, in tokens for each answer, where the
+	// client set no cap; 0 leaves it open.
+	OutputCap int64
 }
 
 const (
@@ -34,17 +40,32 @@ func (q *Request) LacksUsage() bool {
 // overlap; nil when nothing changes.
 func (q *Request) Patches(o PatchOptions) []domain.Patch {
 	var list []domain.Patch
+	if o.OutputCap > 0 && q.LacksCap() {
+		list = append(list, q.capPatch(o.OutputCap))
+	}
 	if o.InjectUsage && q.LacksUsage() {
 		list = append(list, q.usagePatch())
 	}
 	if o.UpstreamModel != "" && o.UpstreamModel != q.Model {
-		m := replace(q.model, string(appendQuoted(nil, o.UpstreamModel)))
-		if len(list) == 1 && list[0].Offset > m.Offset {
-			return []domain.Patch{m, list[0]}
-		}
-		list = append(list, m)
+		list = append(list, replace(q.model, string(appendQuoted(nil, o.UpstreamModel))))
 	}
+	slices.SortStableFunc(list, func(a, b domain.Patch) int { return cmp.Compare(a.Offset, b.Offset) })
 	return list
+}
+
+// LacksCap reports whether the request could bound its output and does not. It
+// is when OutputCap of PatchOptions acts. A messages request always has a cap:
+// without one the provider refuses it.
+func (q *Request) LacksCap() bool {
+	return !q.HasCap && q.API != domain.APIMessages && CapField(q.API) != ""
+}
+
+func (q *Request) capPatch(tokens int64) domain.Patch {
+	value := strconv.FormatInt(tokens, 10)
+	if !q.capNull.unset() {
+		return replace(q.capNull, value)
+	}
+	return insert(q.open, `"`+CapField(q.API)+`":`+value+",")
 }
 
 func (q *Request) usagePatch() domain.Patch {

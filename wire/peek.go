@@ -26,12 +26,19 @@ type Request struct {
 	Stream bool
 	// N is how many answers are asked for, 1 to 128; it is the greater of n and best_of.
 	N int64
-	// OutputCap, in tokens, is the largest cap the client set, times N. HasCap
-	// is false, and OutputCap 0, when it set none.
+	// OutputCap, in tokens, is the largest cap the client set in any of the
+	// known fields, times N; 0 when it set none. HasCap is whether one of them
+	// is a field that providers of this API heed: any other caps nothing.
 	OutputCap int64
 	HasCap    bool
 	// PromptTokens is the estimate of the prompt, at least 1.
 	PromptTokens int64
+	// HiddenPrompt: the provider adds to the prompt what does not stand in this
+	// body (a stored conversation or prompt), or no text of it was found here.
+	// The estimate then says little.
+	HiddenPrompt bool
+	// Class is what most of the prompt is.
+	Class        domain.ContentClass
 	IncludeUsage UsageOption
 	// PreviousResponseID is "" when absent.
 	PreviousResponseID string
@@ -54,6 +61,8 @@ type Request struct {
 	optionsEmpty bool
 	optionsNull  bool
 	usage        span
+	// capNull is the null that stands for the cap of CapField.
+	capNull span
 }
 
 // span is a half-open range of the body; it is unset when both ends are 0.
@@ -92,6 +101,12 @@ type peeker struct {
 	// text: token ids, images, the frame around messages.
 	est    Estimator
 	tokens int64
+	// media are those of tokens that stand for images, sound and files; text
+	// says that the prompt itself, not its frame, holds some.
+	media int64
+	text  bool
+	// stored: the prompt is one that the provider keeps.
+	stored bool
 }
 
 func (p *peeker) document() bool {
@@ -134,11 +149,18 @@ func firstInvalid(b []byte) int {
 
 func (p *peeker) finish() {
 	q := &p.req
-	if q.HasCap {
-		q.OutputCap = p.cap * q.N
-	}
+	q.OutputCap = p.cap * q.N
 	text := p.est.Tokens()
 	q.PromptTokens = max(1, p.tokens+int64(float64(text)*FamilyFactor(q.Model)))
+	q.Class = p.est.class()
+	if p.media > q.PromptTokens/2 {
+		q.Class = domain.ContentMedia
+	}
+	switch p.api {
+	case domain.APIChat, domain.APIMessages, domain.APIResponses:
+		// What these are asked is text; token ids are not among their inputs.
+		q.HiddenPrompt = !p.text || p.stored || q.PreviousResponseID != "" || q.HasConversation
+	}
 }
 
 // requestField is a top-level member that Peek reads or counts; each may stand once.
@@ -414,12 +436,35 @@ func parseCount(digits []byte, limit int64) (n int64, ok bool) {
 }
 
 func (p *peeker) readCap(field string) bool {
+	begin := p.r.i
 	n, given, ok := p.readInt(field, maxCap)
-	if given {
-		p.req.HasCap = true
+	switch {
+	case given:
+		p.req.HasCap = p.req.HasCap || heedsCap(p.api, field)
 		p.cap = max(p.cap, n)
+	case ok && field == CapField(p.api):
+		p.req.capNull = span{begin, p.r.i}
 	}
 	return ok
+}
+
+// CapField is the member in which a request of api bounds its output; "" when
+// it has none.
+func CapField(api domain.API) string {
+	switch api {
+	case domain.APIChat:
+		return "max_completion_tokens"
+	case domain.APICompletions, domain.APIMessages:
+		return "max_tokens"
+	case domain.APIResponses:
+		return "max_output_tokens"
+	}
+	return ""
+}
+
+// heedsCap reports whether providers of api take field for a cap.
+func heedsCap(api domain.API, field string) bool {
+	return field == CapField(api) || api == domain.APIChat && field == "max_tokens"
 }
 
 func (p *peeker) readN(field string) bool {

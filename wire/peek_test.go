@@ -45,7 +45,7 @@ func TestPeekReads(t *testing.T) {
 			"largest cap times n (case 57)", `{"model":"m","max_tokens":1,"max_completion_tokens":10000,"n":4}`,
 			seen{Model: "m", N: 4, Cap: 40000, HasCap: true},
 		},
-		{"output tokens", `{"model":"m","max_output_tokens":16}`, seen{Model: "m", N: 1, Cap: 16, HasCap: true}},
+		{"a cap that chat does not heed", `{"model":"m","max_output_tokens":16}`, seen{Model: "m", N: 1, Cap: 16}},
 		{"cap of nothing", `{"model":"m","max_tokens":0}`, seen{Model: "m", N: 1, HasCap: true}},
 		{"best of", `{"model":"m","n":2,"best_of":5,"max_tokens":10}`, seen{Model: "m", N: 5, Cap: 50, HasCap: true}},
 		{
@@ -244,7 +244,13 @@ func FuzzPeek(f *testing.F) {
 	} {
 		f.Add([]byte(seed))
 	}
+	f.Add([]byte(`{"model":"m","max_tokens":null,"max_completion_tokens":null,"max_output_tokens":null,"stream":true,"stream_options":null}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
+		for api := range capFields {
+			if q, err := Peek(api, body); err == nil {
+				checkPatches(t, q, body)
+			}
+		}
 		q, err := Peek(domain.APIChat, body)
 		if err != nil {
 			var e *domain.Error
@@ -261,7 +267,6 @@ func FuzzPeek(f *testing.F) {
 		require.Equal(t, largest*n, q.OutputCap)
 		options, _ := want["stream_options"].(map[string]any)
 		require.Equal(t, options["include_usage"] == true, q.IncludeUsage == UsageTrue)
-		checkPatches(t, q, body)
 	})
 }
 
@@ -288,7 +293,10 @@ func number(v any) int64 {
 // checkPatches holds that every patch changes the fields it is for, and no other.
 func checkPatches(t testing.TB, q *Request, body []byte) {
 	t.Helper()
-	for _, o := range []PatchOptions{{}, {UpstreamModel: "up\"stream/\n中"}, {InjectUsage: true}, {UpstreamModel: "up", InjectUsage: true}} {
+	for _, o := range []PatchOptions{
+		{}, {UpstreamModel: "up\"stream/\n中"}, {InjectUsage: true}, {UpstreamModel: "up", InjectUsage: true},
+		{OutputCap: 77}, {UpstreamModel: "up", InjectUsage: true, OutputCap: 77},
+	} {
 		patches := q.Patches(o)
 		out, err := ApplyPatches(body, patches)
 		require.NoError(t, err)
@@ -305,11 +313,31 @@ func checkPatches(t testing.TB, q *Request, body []byte) {
 			options["include_usage"] = true
 			want["stream_options"] = options
 		}
+		if o.OutputCap > 0 && capless(q.API, want) {
+			want[capFields[q.API][0]] = json.Number("77")
+		}
 		require.Equal(t, want, got)
 		if len(patches) == 0 {
 			require.Equal(t, body, out)
 		}
 	}
+}
+
+// capFields are the caps that each API heeds, first the one that is put in.
+var capFields = map[domain.API][]string{
+	domain.APIChat:        {"max_completion_tokens", "max_tokens"},
+	domain.APICompletions: {"max_tokens"},
+	domain.APIResponses:   {"max_output_tokens"},
+}
+
+// capless reports whether a body of api has room for a cap.
+func capless(api domain.API, body map[string]any) bool {
+	for _, field := range capFields[api] {
+		if body[field] != nil {
+			return false
+		}
+	}
+	return len(capFields[api]) > 0
 }
 
 func TestPatches(t *testing.T) {
@@ -331,6 +359,15 @@ func TestPatches(t *testing.T) {
 		{"no stream", `{"model":"a"}`, `{"model":"a"}`, domain.APIChat, PatchOptions{InjectUsage: true}},
 		{"responses", `{"model":"a","stream":true}`, `{"model":"a","stream":true}`, domain.APIResponses, PatchOptions{InjectUsage: true}},
 		{"messages", `{"model":"a","stream":true}`, `{"model":"a","stream":true}`, domain.APIMessages, PatchOptions{InjectUsage: true}},
+		{"cap of chat", ` {"model":"a"}`, ` {"max_completion_tokens":9,"model":"a"}`, domain.APIChat, PatchOptions{OutputCap: 9}},
+		{"cap of completions", `{"model":"a"}`, `{"max_tokens":9,"model":"a"}`, domain.APICompletions, PatchOptions{OutputCap: 9}},
+		{"cap of responses", `{"model":"a"}`, `{"max_output_tokens":9,"model":"a"}`, domain.APIResponses, PatchOptions{OutputCap: 9}},
+		{"no cap of messages", `{"model":"a"}`, `{"model":"a"}`, domain.APIMessages, PatchOptions{OutputCap: 9}},
+		{"no cap of embeddings", `{"model":"a"}`, `{"model":"a"}`, domain.APIEmbeddings, PatchOptions{OutputCap: 9}},
+		{"the client's old cap", `{"model":"a","max_tokens":1}`, `{"model":"a","max_tokens":1}`, domain.APIChat, PatchOptions{OutputCap: 9}},
+		{"cap null", `{"model":"a","max_completion_tokens": null }`, `{"model":"a","max_completion_tokens": 9 }`, domain.APIChat, PatchOptions{OutputCap: 9}},
+		{"cap of another API", `{"max_output_tokens":1,"model":"a"}`, `{"max_completion_tokens":9,"max_output_tokens":1,"model":"a"}`, domain.APIChat, PatchOptions{OutputCap: 9}},
+		{"all at once", `{"stream":true,"model":"a"}`, `{"max_completion_tokens":9,"stream_options":{"include_usage":true},"stream":true,"model":"b"}`, domain.APIChat, PatchOptions{UpstreamModel: "b", InjectUsage: true, OutputCap: 9}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

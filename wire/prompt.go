@@ -28,14 +28,27 @@ const (
 // whatever it is, it may not smuggle text past the estimate.
 func (p *peeker) countField(f requestField) bool {
 	switch f {
-	case fieldMessages, fieldInput:
-		if p.r.peek() == '[' {
-			return p.r.elements(p.countMessage)
-		}
+	case fieldMessages, fieldInput, fieldPrompt, fieldInstructions, fieldSystem:
+		return p.countPrompt(f)
 	case fieldTools, fieldFunctions, fieldFormat, fieldText, fieldOutputConfig:
 		return p.count(inSchema)
 	}
 	return p.count(inPrompt)
+}
+
+// countPrompt counts a member that holds the prompt itself.
+func (p *peeker) countPrompt(f requestField) bool {
+	before := p.est.Tokens()
+	ok := false
+	switch c := p.r.peek(); {
+	case c == '[' && (f == fieldMessages || f == fieldInput):
+		ok = p.r.elements(p.countMessage)
+	default:
+		p.stored = p.stored || c == '{' && f == fieldPrompt
+		ok = p.count(inPrompt)
+	}
+	p.text = p.text || p.est.Tokens() > before
+	return ok
 }
 
 func (p *peeker) countMessage() bool {
@@ -148,7 +161,7 @@ func (p *peeker) countObject(in place) bool {
 		return true
 	}
 	if o.base64 || (o.typed && !o.plain) {
-		p.tokens += mediaTokens(p.api, p.r.b[o.data.from:o.data.to])
+		p.countMedia(mediaTokens(p.api, p.r.b[o.data.from:o.data.to]))
 		return true
 	}
 	p.countText(o.data)
@@ -177,7 +190,7 @@ func (p *peeker) countMember(in place, key []byte, o *part) bool {
 			return p.countReference(in)
 		}
 	case "file_id":
-		p.tokens += imageCap(p.api)
+		p.countMedia(imageCap(p.api))
 		return r.skip()
 	case "signature", "encrypted_content":
 		return p.countOpaque()
@@ -225,9 +238,9 @@ func (p *peeker) countReference(in place) bool {
 	value := p.r.b[t.from:t.to]
 	switch n, inline := inlineTokens(p.api, value); {
 	case inline:
-		p.tokens += n
+		p.countMedia(n)
 	case in == inImage:
-		p.tokens += imageCap(p.api)
+		p.countMedia(imageCap(p.api))
 	default:
 		p.countText(t)
 	}
@@ -242,6 +255,11 @@ func (p *peeker) countOpaque() bool {
 	ok := p.r.skip()
 	p.tokens += int64(p.r.i-begin) / bytesPerToken
 	return ok
+}
+
+func (p *peeker) countMedia(tokens int64) {
+	p.tokens += tokens
+	p.media += tokens
 }
 
 // imageCap is what an image of unknown size may cost at most.
