@@ -80,4 +80,7 @@ type UsageRecord struct {
 	EntryNo int
 	// Reason is why a correction was made; "" for a settlement.
 	Reason string
+	// Budgets are the names of the counters that it was charged to (see
+	// BudgetCounter), so that each can be added up from the ledger alone.
+	Budgets []string
 }

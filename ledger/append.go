@@ -23,7 +23,7 @@ var columns = []string{
 	"admitted_at_ms", "first_byte_at_ms", "ended_at_ms",
 	"cache_write_30m_tokens", "cache_write_12h_tokens",
 	"input_audio_tokens", "input_image_tokens", "output_audio_tokens", "output_image_tokens",
-	"tool_calls", "service_tier", "entry_no", "reason",
+	"tool_calls", "service_tier", "entry_no", "reason", "budgets",
 }
 
 // rowsPerInsert keeps a statement far below the parameter limits of both
@@ -139,7 +139,7 @@ func values(rec domain.UsageRecord) ([]any, error) {
 		rec.CostMicros, clean(rec.PriceVersion), raw, rec.PromptTokensEstimate, clean(rec.UpstreamRequestID),
 		toMs(rec.AdmittedAt), toMs(rec.FirstByteAt), toMs(rec.EndedAt),
 		u.CacheWrite30m, u.CacheWrite12h, u.InputAudio, u.InputImage, u.OutputAudio, u.OutputImage,
-		string(tools), clean(u.Tier), rec.EntryNo, clean(rec.Reason),
+		string(tools), clean(u.Tier), rec.EntryNo, clean(rec.Reason), clean(strings.Join(rec.Budgets, " ")),
 	}, nil
 }
 

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"database/sql"
 	"errors"
 	"strconv"
 	"strings"
@@ -17,6 +18,8 @@ type dialect struct {
 	migrations string // folder of the embedded migrations
 	// placeholder returns the nth parameter of a statement, n from 1.
 	placeholder func(n int) string
+	// snapshot makes every read of a transaction see the same moment.
+	snapshot *sql.TxOptions
 	// rejects reports whether err blames the row and not the database.
 	rejects func(err error) bool
 }
@@ -25,6 +28,7 @@ var sqliteDialect = dialect{
 	goose:       goose.DialectSQLite3,
 	migrations:  "migrations/sqlite",
 	placeholder: func(int) string { return "?" },
+	snapshot:    nil, // what every transaction of SQLite does
 	rejects: func(err error) bool {
 		var e *sqlite.Error
 		if !errors.As(err, &e) {
@@ -43,6 +47,7 @@ var postgresDialect = dialect{
 	goose:       goose.DialectPostgres,
 	migrations:  "migrations/postgres",
 	placeholder: func(n int) string { return "$" + strconv.Itoa(n) },
+	snapshot:    &sql.TxOptions{Isolation: sql.LevelRepeatableRead, ReadOnly: true},
 	rejects: func(err error) bool {
 		var e *pgconn.PgError
 		if !errors.As(err, &e) {

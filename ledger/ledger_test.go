@@ -73,6 +73,7 @@ func full(id string) domain.UsageRecord {
 		CostMicros: 1<<53 + 1, PriceVersion: "2026-11",
 		RawUsage: []byte(`{"prompt_tokens": 60, "x": "ü"}`), PromptTokensEstimate: 58, UpstreamRequestID: "up_1",
 		AdmittedAt: noon, FirstByteAt: noon.Add(300 * time.Millisecond), EndedAt: noon.Add(2 * time.Second),
+		Budgets: []string{"budget:day:key:key_1:2026-11-29", "budget:month:identity:acme:2026-11"},
 	}
 }
 

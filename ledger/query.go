@@ -117,7 +117,7 @@ func (l *Ledger) Records(ctx context.Context, q Query, yield func(domain.UsageRe
 func scan(rows *sql.Rows) (domain.UsageRecord, error) {
 	var (
 		rec                        domain.UsageRecord
-		attempts, tools            string
+		attempts, tools, budgets   string
 		raw                        sql.NullString
 		admitted, firstByte, ended int64
 	)
@@ -130,7 +130,7 @@ func scan(rows *sql.Rows) (domain.UsageRecord, error) {
 		&rec.CostMicros, &rec.PriceVersion, &raw, &rec.PromptTokensEstimate, &rec.UpstreamRequestID,
 		&admitted, &firstByte, &ended,
 		&u.CacheWrite30m, &u.CacheWrite12h, &u.InputAudio, &u.InputImage, &u.OutputAudio, &u.OutputImage,
-		&tools, &u.Tier, &rec.EntryNo, &rec.Reason,
+		&tools, &u.Tier, &rec.EntryNo, &rec.Reason, &budgets,
 	)
 	if err != nil {
 		return domain.UsageRecord{}, fmt.Errorf("scan record: %w", err)
@@ -147,6 +147,9 @@ func scan(rows *sql.Rows) (domain.UsageRecord, error) {
 		if tool, ok := domain.ToolNamed(name); ok {
 			u.Tools[tool] = n
 		}
+	}
+	if budgets != "" {
+		rec.Budgets = strings.Fields(budgets)
 	}
 	for _, a := range list {
 		rec.Attempts = append(rec.Attempts, domain.Attempt(a))

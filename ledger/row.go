@@ -54,6 +54,8 @@ type Row struct {
 	// EntryNo is 0 for a settlement and counts its corrections from 1.
 	EntryNo int    `json:"entry_no"`
 	Reason  string `json:"reason"`
+	// Budgets are the names of the budgets that it was charged to; [] for none.
+	Budgets []string `json:"budgets"`
 }
 
 // ToRow returns rec as a Row.
@@ -97,6 +99,7 @@ func ToRow(rec domain.UsageRecord) Row {
 		ServiceTier:          u.Tier,
 		EntryNo:              rec.EntryNo,
 		Reason:               rec.Reason,
+		Budgets:              append([]string{}, rec.Budgets...),
 	}
 }
 

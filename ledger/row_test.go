@@ -45,7 +45,8 @@ func TestRowJSON(t *testing.T) {
 		"admitted_at_ms": 1795953600000, "first_byte_at_ms": 1795953600300, "ended_at_ms": 1795953602000,
 		"cache_write_30m_tokens": 3, "cache_write_12h_tokens": 2, "input_audio_tokens": 1, "input_image_tokens": 4,
 		"output_audio_tokens": 6, "output_image_tokens": 8, "tool_calls": {"web_search": 2, "mcp": 1},
-		"service_tier": "flex", "entry_no": 0, "reason": ""
+		"service_tier": "flex", "entry_no": 0, "reason": "",
+		"budgets": ["budget:day:key:key_1:2026-11-29", "budget:month:identity:acme:2026-11"]
 	}`, string(b))
 	assert.Contains(t, string(b), `"cost_micros":9007199254740993`, "to the last digit")
 }

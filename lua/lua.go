@@ -28,11 +28,12 @@ var (
 	SlotRelease = load("slot_release")
 	Expired     = load("expired")
 	Calibrate   = load("calibrate")
+	Correct     = load("correct")
 )
 
 // All lists every script, for loading them ahead of their first use.
 func All() []*Script {
-	return []*Script{Reserve, Settle, Renew, SlotAcquire, SlotRelease, Expired, Calibrate}
+	return []*Script{Reserve, Settle, Renew, SlotAcquire, SlotRelease, Expired, Calibrate, Correct}
 }
 
 func load(name string) *Script {

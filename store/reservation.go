@@ -169,6 +169,7 @@ func (s *Store) Settle(ctx context.Context, settlement domain.Settlement) (domai
 	if d.RequestID == "" || d.RequestID != record.RequestID {
 		return 0, fmt.Errorf("settle request: the record of %q does not belong to %q", record.RequestID, d.RequestID)
 	}
+	record.Budgets = budgetNames(d)
 	raw, err := encodeRecord(record)
 	if err != nil {
 		return 0, fmt.Errorf("settle request: %w", err)

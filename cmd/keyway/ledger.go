@@ -209,6 +209,7 @@ var columns = []column{
 	{"service_tier", func(r ledger.Row) string { return r.ServiceTier }},
 	{"entry_no", func(r ledger.Row) string { return strconv.Itoa(r.EntryNo) }},
 	{"reason", func(r ledger.Row) string { return r.Reason }},
+	{"budgets", func(r ledger.Row) string { return strings.Join(r.Budgets, " ") }},
 }
 
 func columnNames() []string {

@@ -101,6 +101,7 @@ func RecordToProto(r domain.UsageRecord) *UsageRecord {
 		ServiceTier:          text(r.Usage.Tier),
 		EntryNo:              int32(r.EntryNo),
 		Reason:               text(r.Reason),
+		Budgets:              convert(r.Budgets, text),
 	}
 }
 
@@ -145,6 +146,7 @@ func RecordFromProto(p *UsageRecord) domain.UsageRecord {
 		EndedAt:              fromMs(p.GetEndedAtMs()),
 		EntryNo:              int(p.GetEntryNo()),
 		Reason:               p.GetReason(),
+		Budgets:              p.GetBudgets(),
 	}
 }
 

@@ -836,7 +836,9 @@ type UsageRecord struct {
 	// 0 is the settlement, others are corrections of it.
 	EntryNo int32 `protobuf:"varint,36,opt,name=entry_no,json=entryNo,proto3" json:"entry_no,omitempty"`
 	// Why a correction was made; "" for a settlement.
-	Reason        string `protobuf:"bytes,37,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason string `protobuf:"bytes,37,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The budgets that it was charged to: kind, owner and window.
+	Budgets       []string `protobuf:"bytes,38,rep,name=budgets,proto3" json:"budgets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1130,6 +1132,13 @@ func (x *UsageRecord) GetReason() string {
 	return ""
 }
 
+func (x *UsageRecord) GetBudgets() []string {
+	if x != nil {
+		return x.Budgets
+	}
+	return nil
+}
+
 // Attempt is one call to a channel.
 type Attempt struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -1325,7 +1334,7 @@ const file_keyway_v1_record_proto_rawDesc = "" +
 	"\x05Patch\x12\x16\n" +
 	"\x06offset\x18\x01 \x01(\x03R\x06offset\x12\x16\n" +
 	"\x06delete\x18\x02 \x01(\x03R\x06delete\x12\x16\n" +
-	"\x06insert\x18\x03 \x01(\tR\x06insert\"\xc4\v\n" +
+	"\x06insert\x18\x03 \x01(\tR\x06insert\"\xde\v\n" +
 	"\vUsageRecord\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +
@@ -1367,7 +1376,8 @@ const file_keyway_v1_record_proto_rawDesc = "" +
 	"tool_calls\x18\" \x03(\v2%.keyway.v1.UsageRecord.ToolCallsEntryR\ttoolCalls\x12!\n" +
 	"\fservice_tier\x18# \x01(\tR\vserviceTier\x12\x19\n" +
 	"\bentry_no\x18$ \x01(\x05R\aentryNo\x12\x16\n" +
-	"\x06reason\x18% \x01(\tR\x06reason\x1a<\n" +
+	"\x06reason\x18% \x01(\tR\x06reason\x12\x18\n" +
+	"\abudgets\x18& \x03(\tR\abudgets\x1a<\n" +
 	"\x0eToolCallsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\";\n" +

@@ -1,0 +1,80 @@
+package ledger
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"keyway/domain"
+)
+
+// BudgetSums adds up what was charged to each budget by requests admitted at
+// since or later, and tells which of the given requests it has. Both are of
+// one moment: a settlement that arrives meanwhile is in both or in neither.
+func (l *Ledger) BudgetSums(ctx context.Context, since time.Time, requests []string) (sums domain.BudgetSums, err error) {
+	tx, err := l.read.BeginTx(ctx, l.dialect.snapshot)
+	if err != nil {
+		return sums, fmt.Errorf("begin to sum budgets: %w", err)
+	}
+	defer func() { err = errors.Join(err, rollback(tx)) }()
+	sums = domain.BudgetSums{Since: since, Spent: make(map[string]int64), Settled: make(map[string]bool)}
+	if err := l.sumBudgets(ctx, tx, sums); err != nil {
+		return domain.BudgetSums{}, fmt.Errorf("sum budgets: %w", err)
+	}
+	for chunk := range slices.Chunk(requests, rowsPerInsert) {
+		if err := l.findSettled(ctx, tx, chunk, sums.Settled); err != nil {
+			return domain.BudgetSums{}, fmt.Errorf("find settlements: %w", err)
+		}
+	}
+	return sums, nil
+}
+
+// sumBudgets lets the database sum by the list of budgets, of which there are
+// as many as there are keys and windows, and splits the lists here.
+func (l *Ledger) sumBudgets(ctx context.Context, tx *sql.Tx, sums domain.BudgetSums) (err error) {
+	rows, err := tx.QueryContext(ctx, `SELECT budgets, CAST(SUM(cost_micros) AS BIGINT) FROM usage_records
+		WHERE admitted_at_ms >= `+l.dialect.placeholder(1)+` AND budgets <> '' GROUP BY budgets`, toMs(sums.Since))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	for rows.Next() {
+		var (
+			names  string
+			micros int64
+		)
+		if err := rows.Scan(&names, &micros); err != nil {
+			return err
+		}
+		for _, name := range strings.Fields(names) {
+			sums.Spent[name] += micros
+		}
+	}
+	return rows.Err()
+}
+
+func (l *Ledger) findSettled(ctx context.Context, tx *sql.Tx, requests []string, found map[string]bool) (err error) {
+	args := make([]any, len(requests))
+	marks := make([]string, len(requests))
+	for i, request := range requests {
+		args[i], marks[i] = request, l.dialect.placeholder(i+1)
+	}
+	rows, err := tx.QueryContext(ctx,
+		"SELECT request_id FROM usage_records WHERE entry_no = 0 AND request_id IN ("+strings.Join(marks, ", ")+")", args...)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	for rows.Next() {
+		var request string
+		if err := rows.Scan(&request); err != nil {
+			return err
+		}
+		found[request] = true
+	}
+	return rows.Err()
+}
