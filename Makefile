@@ -25,7 +25,7 @@ TEST_ENV := env -u KEYWAY_REDIS_URL
 E2E := keyway/e2e keyway/e2e/sdk keyway/e2e/sdk/gosdk
 FUZZTIME ?= 20s
 
-.PHONY: help up build parts test unit fuzz e2e bench lint fmt generate check ci
+.PHONY: help up build parts test unit fuzz e2e bench corpus lint fmt generate check ci
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ e2e: parts ## Run the tests on the real Envoy, a real store and the real SDKs.
 bench: parts ## Measure against bare Envoy; figures go to docs/benchmarks.md.
 	$(TEST_ENV) $(GO) test -run '^$$' -bench . -benchtime 1x -count=1 -timeout 60m ./e2e/bench
 
+corpus: ## Measure prompt estimates against o200k, on texts of this machine.
+	cd tools/corpus && $(GO) test -count=1 -v .
+
 lint: ## Run the linters.
 	$(LINT) run ./...
 
@@ -78,7 +81,7 @@ check: $(BUF) $(GEN_GO) ## Check that generated code is current and everything i
 	  { [ -z "$$unformatted" ] || { echo "not formatted: make fmt"; echo "$$unformatted"; exit 1; } >&2; }
 	@echo "generated code is current and the code is formatted"
 
-ci: check test lint ## Do what CI does.
+ci: check test corpus lint ## Do what CI does.
 
 $(BUF): tools/buf.txt
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
