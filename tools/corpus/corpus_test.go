@@ -7,6 +7,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -134,7 +135,7 @@ func TestEstimateBand(t *testing.T) {
 	}
 	known := domain.Calibration{}
 	heldOut := map[string][]measured{}
-	var lessons []measured
+	lessons := map[string][]measured{}
 	for kind, texts := range prompts(t) {
 		for i, text := range texts {
 			m := measure(t, codec, text)
@@ -142,15 +143,17 @@ func TestEstimateBand(t *testing.T) {
 				continue
 			}
 			if i%2 == 0 {
-				lessons = append(lessons, m)
+				lessons[kind] = append(lessons[kind], m)
 			} else {
 				heldOut[kind] = append(heldOut[kind], m)
 			}
 		}
 	}
-	const rounds = 20 // the smallest class has few prompts
-	for range rounds {
-		for _, m := range lessons {
+	const rounds = 500
+	for i := range rounds {
+		// In turns, as if clients sent each kind as often as any other.
+		for _, kind := range slices.Sorted(maps.Keys(lessons)) {
+			m := lessons[kind][i%len(lessons[kind])]
 			key := domain.CalibrationKey{Class: m.class}
 			factor, ok := known[key]
 			if !ok {
@@ -161,7 +164,8 @@ func TestEstimateBand(t *testing.T) {
 		}
 	}
 	t.Logf("factors: %v", known)
-	for kind, list := range heldOut {
+	for _, kind := range slices.Sorted(maps.Keys(heldOut)) {
+		list := heldOut[kind]
 		var before, after []float64
 		classes := map[domain.ContentClass]int{}
 		for _, m := range list {
