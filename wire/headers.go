@@ -81,7 +81,9 @@ type limitView struct {
 // LimitHeaders returns the limits of requests and of tokens as headers in the
 // dialect's own names. holds and adm belong together: adm.Remaining and
 // adm.Reset go by the order of holds. Of two limits of one kind, the one with
-// less remaining is shown. now is when adm was given.
+// less remaining is shown; the region's, which tell of others' traffic, are not.
+// remaining may be more than limit, where a bucket's burst is. now is when adm was
+// given.
 func LimitHeaders(d domain.Dialect, holds []domain.Hold, adm domain.Admission, now time.Time) []Header {
 	var list []Header
 	for _, k := range []struct {
@@ -96,7 +98,7 @@ func LimitHeaders(d domain.Dialect, holds []domain.Hold, adm domain.Admission, n
 		if d == domain.DialectAnthropic {
 			prefix := "anthropic-ratelimit-" + k.name
 			list = append(list, Header{prefix + "-limit", limit}, Header{prefix + "-remaining", remaining},
-				Header{prefix + "-reset", now.Add(v.reset).UTC().Format(time.RFC3339)})
+				Header{prefix + "-reset", wholeSecond(now.Add(v.reset.Round(time.Millisecond)))})
 			continue
 		}
 		list = append(list, Header{"x-ratelimit-limit-" + k.name, limit}, Header{"x-ratelimit-remaining-" + k.name, remaining},
@@ -105,9 +107,15 @@ func LimitHeaders(d domain.Dialect, holds []domain.Hold, adm domain.Admission, n
 	return list
 }
 
+// wholeSecond writes t as the next whole second: a client that waits until
+// then must not come too early.
+func wholeSecond(t time.Time) string {
+	return t.Add(time.Second - time.Nanosecond).UTC().Truncate(time.Second).Format(time.RFC3339)
+}
+
 func tightest(kind domain.LimitKind, holds []domain.Hold, adm domain.Admission) (v limitView, ok bool) {
 	for i, h := range holds {
-		if h.Kind != kind || i >= len(adm.Remaining) {
+		if h.Kind != kind || h.Scope == domain.ScopeRegion || i >= len(adm.Remaining) {
 			continue
 		}
 		c := limitView{limit: h.Limit, remaining: max(0, adm.Remaining[i])}
@@ -118,7 +126,7 @@ func tightest(kind domain.LimitKind, holds []domain.Hold, adm domain.Admission) 
 			v, ok = c, true
 		}
 	}
-	if r := adm.Refusal; r != nil && r.Kind == kind && (!ok || r.Remaining < v.remaining) {
+	if r := adm.Refusal; r != nil && r.Kind == kind && r.Scope != domain.ScopeRegion && (!ok || r.Remaining < v.remaining) {
 		return limitView{limit: r.Limit, remaining: max(0, r.Remaining), reset: r.RetryAfter}, true
 	}
 	return v, ok
