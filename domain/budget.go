@@ -26,6 +26,15 @@ type BudgetBook struct {
 	Pending []UsageRecord
 }
 
+// PendingRequests lists the requests of b.Pending.
+func (b BudgetBook) PendingRequests() []string {
+	ids := make([]string, len(b.Pending))
+	for i, r := range b.Pending {
+		ids[i] = r.RequestID
+	}
+	return ids
+}
+
 // BudgetSums is what the ledger says of the same budgets.
 type BudgetSums struct {
 	// Since is where the sums begin; older windows are not in them.

@@ -26,9 +26,11 @@ var (
 	opExpired    = operation{"expired", checkStore}
 	opSettle     = operation{"settle", checkStore}
 	opStats      = operation{"stats", checkStore}
+	opBudgets    = operation{"budgets", checkStore}
 	opAppend     = operation{"append", checkLedger}
+	opBudgetSums = operation{"budget_sums", checkLedger}
 
-	operations = []operation{opRead, opAck, opDeadLetter, opExpired, opSettle, opStats, opAppend}
+	operations = []operation{opRead, opAck, opDeadLetter, opExpired, opSettle, opStats, opBudgets, opAppend, opBudgetSums}
 )
 
 // sweepResults are the closed label set of swept, by domain.SettleResult.
@@ -50,6 +52,9 @@ type metrics struct {
 	openReservations prometheus.Gauge
 	outboxEntries    prometheus.Gauge
 	outboxAge        prometheus.Gauge
+	// Used by compareBudgets.
+	drift           prometheus.Gauge
+	comparedBudgets prometheus.Gauge
 	// Used by all.
 	errors *prometheus.CounterVec // operation
 }
@@ -76,7 +81,10 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		openReservations: gauge("open_reservations", "Reservations neither settled nor abandoned."),
 		outboxEntries:    gauge("outbox_entries", "Settlements on their way to the ledger."),
 		outboxAge:        gauge("outbox_oldest_age_seconds", "Age of the oldest settlement that is not in the ledger yet."),
-		errors:           prometheus.NewCounterVec(counter("errors_total", "Calls of the store or the ledger that failed."), []string{"operation"}),
+		drift: gauge("drift_micros",
+			"Money by which budget counters differ from the ledger, in millionths of the currency unit; anything but 0 is a fault."),
+		comparedBudgets: gauge("drift_compared_budgets", "Budgets that the last comparison with the ledger looked at."),
+		errors:          prometheus.NewCounterVec(counter("errors_total", "Calls of the store or the ledger that failed."), []string{"operation"}),
 	}
 	for _, op := range operations {
 		m.errors.WithLabelValues(op.name)
@@ -87,7 +95,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	var errs []error
 	for _, c := range []prometheus.Collector{
 		m.written, m.duplicates, m.deadLetters, m.appendTime, m.swept,
-		m.openReservations, m.outboxEntries, m.outboxAge, m.errors,
+		m.openReservations, m.outboxEntries, m.outboxAge, m.drift, m.comparedBudgets, m.errors,
 	} {
 		errs = append(errs, reg.Register(c))
 	}

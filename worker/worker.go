@@ -52,6 +52,10 @@ type Options struct {
 	Ledger       Ledger
 	Reservations Reservations
 	Stats        Stats
+	// Budgets and BudgetSums are compared every DriftInterval; nil, both of
+	// them, compares nothing.
+	Budgets    Budgets
+	BudgetSums BudgetSums
 	// Consumer is the stable name of this instance: after a restart under the
 	// same name it owns what it had read before.
 	Consumer   string
@@ -79,6 +83,9 @@ type Options struct {
 	SweepGrace time.Duration
 	// StatsInterval between two readings of the store's size; default 5 s.
 	StatsInterval time.Duration
+	// DriftInterval between two comparisons of the budgets; default 5 min. Each
+	// scans the store and sums a month of the ledger.
+	DriftInterval time.Duration
 	// CallLimit bounds one call of the store or the ledger; default 30 s.
 	CallLimit time.Duration
 	// BackoffMin and BackoffMax bound the growing pause after a failure;
@@ -113,6 +120,7 @@ func (o *Options) setDefaults() {
 		{&o.SweepInterval, time.Second},
 		{&o.SweepGrace, 5 * time.Second},
 		{&o.StatsInterval, 5 * time.Second},
+		{&o.DriftInterval, 5 * time.Minute},
 		{&o.CallLimit, 30 * time.Second},
 		{&o.BackoffMin, 100 * time.Millisecond},
 		{&o.BackoffMax, 5 * time.Second},
@@ -140,6 +148,9 @@ func (o *Options) validate() error {
 		if !need.ok {
 			errs = append(errs, fmt.Errorf("worker option %s is missing", need.name))
 		}
+	}
+	if (o.Budgets == nil) != (o.BudgetSums == nil) {
+		errs = append(errs, errors.New("worker options Budgets and BudgetSums go together"))
 	}
 	return errors.Join(errs...)
 }
@@ -173,6 +184,9 @@ func (w *Worker) Run(ctx context.Context) error {
 	swept := make(chan struct{})
 	g.Go(func() error { defer close(swept); w.sweep(ctx); return nil })
 	g.Go(func() error { w.watch(ctx); return nil })
+	if w.opts.Budgets != nil {
+		g.Go(func() error { w.compareBudgets(ctx); return nil })
+	}
 	g.Go(func() error { w.drain(ctx, swept); return nil })
 	return g.Wait()
 }

@@ -18,6 +18,7 @@ type workerFlags struct {
 	Consumer  string
 	StopLimit time.Duration
 	Reclaim   time.Duration
+	Drift     time.Duration
 }
 
 func newWorker() *cobra.Command {
@@ -26,8 +27,9 @@ func newWorker() *cobra.Command {
 		Use:   "worker",
 		Short: "Run the upkeep of a region: the ledger and the sweeper.",
 		Long: `Run the worker, which does what need not be on a request's path: it carries
-settlements from the store's outbox into the ledger, each exactly once, and
-settles reservations whose owner died.
+settlements from the store's outbox into the ledger, each exactly once, settles
+reservations whose owner died, and compares the budgets' counters with the
+ledger.
 
 Several may run under different --consumer names. At a stop it finishes its
 batch and empties the outbox as far as --stop-limit allows; the rest waits in
@@ -45,6 +47,8 @@ the store.`,
 		"Longest time that emptying the outbox may take at a stop (a duration such as 10s).")
 	flags.DurationVar(&f.Reclaim, "reclaim-idle", time.Minute,
 		"Age at which what a dead worker had read is taken over (a duration such as 1m).")
+	flags.DurationVar(&f.Drift, "drift-interval", 5*time.Minute,
+		"Time between two comparisons of the budgets' counters with the ledger (a duration such as 5m).")
 	storeFlag(cmd, &f.Store)
 	f.add(cmd, "127.0.0.1:9103")
 	allFromEnvironment(cmd, map[string]string{"store": envStore})
@@ -85,6 +89,7 @@ func runWorker(cmd *cobra.Command, f workerFlags) (err error) {
 	w, err := worker.New(worker.Options{
 		Outbox: regional, Ledger: book, Reservations: regional, Stats: regional, Consumer: f.Consumer,
 		Registerer: p.registry, Logger: p.logger, Health: p.health, StopLimit: f.StopLimit, ReclaimIdle: f.Reclaim,
+		Budgets: regional, BudgetSums: book, DriftInterval: f.Drift,
 	})
 	if err != nil {
 		return err
