@@ -83,7 +83,7 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	if err != nil {
 		return Admitted{}, err
 	}
-	d, inject := s.decide(sizing{snap, key, peek, model})
+	d, inject := s.decide(sizing{snap, key, peek, model, r.Body})
 	d.RequestID, d.API, d.BodyLen = r.ID, api, int64(len(r.Body))
 	d.Path = strings.TrimPrefix(path, domain.APIVersionPrefix)
 	if q := wire.CleanQuery(query); q != "" {
@@ -204,9 +204,15 @@ var (
 // maxRetryAfter caps what a client is told to wait: some SDKs wait as long as they are told.
 const maxRetryAfter = time.Minute
 
+// owners name whose limit it is.
+var owners = map[domain.Scope]string{
+	domain.ScopeKey: "API key", domain.ScopeKeyModel: "API key for this model",
+	domain.ScopeIdentity: "account", domain.ScopeIdentityModel: "account for this model",
+}
+
 // refused words the refusal of one limit.
 func refused(r domain.Refusal, d *domain.Decision) *domain.Error {
-	owner := map[domain.Scope]string{domain.ScopeKey: "API key", domain.ScopeIdentity: "account"}[r.Scope]
+	owner := owners[r.Scope]
 	if r.Kind.IsBudget() {
 		period := map[domain.LimitKind]string{domain.LimitBudgetDay: "daily", domain.LimitBudgetMonth: "monthly"}[r.Kind]
 		return &domain.Error{
@@ -216,16 +222,29 @@ func refused(r domain.Refusal, d *domain.Decision) *domain.Error {
 	}
 	what := map[domain.LimitKind]string{
 		domain.LimitRPM: "requests per minute", domain.LimitTPM: "tokens per minute", domain.LimitInFlight: "requests in flight",
+		domain.LimitImagesDay: "images per day",
 	}[r.Kind]
 	e := &domain.Error{Code: domain.CodeRateLimited, Limit: &r, RetryAfter: min(r.RetryAfter, maxRetryAfter)}
-	if r.Kind == domain.LimitTPM && d.PromptTokens+d.OutputCap > r.Limit {
+	tokens := d.PromptTokens + d.OutputCap
+	switch {
+	case r.Kind == domain.LimitImagesDay:
+		// The day is rarely over within the time that a client may be told to wait.
 		e.NoRetry, e.RetryAfter = true, 0
-		e.Message = fmt.Sprintf("This request needs %d tokens and the limit of this %s is %d per minute. Shorten the prompt or lower the output cap.", d.PromptTokens+d.OutputCap, owner, r.Limit)
-		return e
+		e.Message = fmt.Sprintf("This %s has reached its limit of %d %s. Try again tomorrow, or without the tool image_generation.", owner, r.Limit, what)
+	case r.Kind == domain.LimitTPM && tokens > r.Size:
+		e.NoRetry, e.RetryAfter = true, 0
+		e.Message = fmt.Sprintf("This request needs %d tokens and the limit of this %s is %d at once. Shorten the prompt or lower the output cap.", tokens, owner, r.Size)
+		if r.Scope == domain.ScopeRegion {
+			e.Message = fmt.Sprintf("This request needs %d tokens, more than this gateway ever lets through at once. Shorten the prompt or lower the output cap.", tokens)
+		}
+	case r.Scope == domain.ScopeRegion:
+		e.RetryAfter = max(e.RetryAfter, time.Second)
+		e.Message = fmt.Sprintf("This gateway has reached its limit of %s for everyone together. Try again later.", what)
+	default:
+		if e.RetryAfter <= 0 {
+			e.RetryAfter = time.Second
+		}
+		e.Message = fmt.Sprintf("This %s has reached its limit of %d %s. Try again later.", owner, r.Limit, what)
 	}
-	if e.RetryAfter <= 0 {
-		e.RetryAfter = time.Second
-	}
-	e.Message = fmt.Sprintf("This %s has reached its limit of %d %s. Try again later.", owner, r.Limit, what)
 	return e
 }

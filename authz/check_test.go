@@ -243,10 +243,10 @@ func TestSecretIsFoundBesideAPlaceholder(t *testing.T) {
 
 func TestATokenRequestThatNeverFitsIsNotRetried(t *testing.T) {
 	t.Parallel()
-	e := refused(domain.Refusal{Kind: domain.LimitTPM, Limit: 100}, &domain.Decision{PromptTokens: 90, OutputCap: 11})
+	e := refused(domain.Refusal{Kind: domain.LimitTPM, Limit: 100, Size: 100}, &domain.Decision{PromptTokens: 90, OutputCap: 11})
 	require.True(t, e.NoRetry)
 	require.Zero(t, e.RetryAfter)
-	fits := refused(domain.Refusal{Kind: domain.LimitTPM, Limit: 101, RetryAfter: 2 * time.Second}, &domain.Decision{PromptTokens: 90, OutputCap: 11})
+	fits := refused(domain.Refusal{Kind: domain.LimitTPM, Limit: 101, Size: 101, RetryAfter: 2 * time.Second}, &domain.Decision{PromptTokens: 90, OutputCap: 11})
 	require.False(t, fits.NoRetry)
 	require.Equal(t, 2*time.Second, fits.RetryAfter)
 }

@@ -16,6 +16,7 @@ type sizing struct {
 	key   domain.VirtualKey
 	peek  *wire.Request
 	model domain.Model
+	body  []byte
 }
 
 // decide sizes the hold: the corrected estimate of the prompt and the largest
@@ -32,9 +33,13 @@ func (s *Server) decide(z sizing) (d domain.Decision, inject int64) {
 	}
 	price := z.model.Price
 	price.FactorMicros = z.snap.PriceFactors[key.Identity]
-	demand := domain.Demand{Tokens: prompt + output, CostMicros: price.MaxCostMicros(prompt, output)}
+	demand := domain.Demand{Model: z.model.Name, Tokens: prompt + output, CostMicros: price.MaxCostMicros(prompt, output)}
+	if own.LimitsImages(demand.Model) || shared.LimitsImages(demand.Model) {
+		demand.Images = wire.ImagesAsked(z.peek.API, z.body)
+	}
 	holds := own.Holds(domain.ScopeKey, key.ID, demand, now)
 	holds = append(holds, shared.Holds(domain.ScopeIdentity, key.Identity, demand, now)...)
+	holds = append(holds, z.snap.Ceiling.Holds(domain.ScopeRegion, z.snap.Region, demand, now)...)
 	if !budgeted(holds) {
 		inject = 0
 	}

@@ -25,6 +25,8 @@ type Snapshot struct {
 	Models   map[string]domain.Model
 	Channels map[string]domain.Channel
 	Policies map[string]domain.Policy
+	// Ceiling limits everyone in the region together.
+	Ceiling domain.Policy
 	// Identities maps an identity to the name of its policy; "" is none.
 	Identities map[string]string
 	// PriceFactors maps identities to their price multiplier in millionths;
@@ -68,6 +70,10 @@ func Compile(rc *keywayv1.RegionConfig) (*Snapshot, error) {
 	s.Models = compileModels(cfg)
 	for _, p := range cfg.Policies {
 		s.Policies[p.Name] = compilePolicy(p)
+	}
+	s.Ceiling = domain.Policy{
+		RPM: cfg.Ceiling.GetRpm(), RPMBurst: cfg.Ceiling.GetRpmBurst(),
+		TPM: cfg.Ceiling.GetTpm(), TPMBurst: cfg.Ceiling.GetTpmBurst(), InFlight: cfg.Ceiling.GetInFlight(),
 	}
 	for _, id := range cfg.Identities {
 		s.Identities[id.Id] = id.Policy
@@ -150,16 +156,37 @@ func compileModels(cfg *keywayv1.Config) map[string]domain.Model {
 }
 
 func compilePolicy(p *keywayv1.Policy) domain.Policy {
-	return domain.Policy{
+	out := domain.Policy{
 		Name:              p.Name,
 		RPM:               p.Rpm,
+		RPMBurst:          p.RpmBurst,
 		TPM:               p.Tpm,
+		TPMBurst:          p.TpmBurst,
 		InFlight:          p.InFlight,
 		BudgetDayMicros:   micros(p.BudgetDay),
 		BudgetMonthMicros: micros(p.BudgetMonth),
+		ImagesDay:         p.ImagesDay,
 		TimeZone:          p.TimeZone,
 		InjectCap:         p.Cap == capInject,
 	}
+	if len(p.Models) > 0 {
+		out.Models = make(map[string]domain.Policy, len(p.Models))
+	}
+	for _, m := range p.Models {
+		out.Models[m.Name] = domain.Policy{
+			Name:              m.Name,
+			RPM:               m.Rpm,
+			RPMBurst:          m.RpmBurst,
+			TPM:               m.Tpm,
+			TPMBurst:          m.TpmBurst,
+			InFlight:          m.InFlight,
+			BudgetDayMicros:   micros(m.BudgetDay),
+			BudgetMonthMicros: micros(m.BudgetMonth),
+			ImagesDay:         m.ImagesDay,
+			TimeZone:          p.TimeZone,
+		}
+	}
+	return out
 }
 
 // micros reads a checked decimal; "" is 0.

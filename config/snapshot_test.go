@@ -89,9 +89,15 @@ func TestCompile(t *testing.T) {
 			"team": {
 				Name: "team", RPM: 600, TPM: 200_000, InFlight: 20,
 				BudgetDayMicros: 25_000_000, BudgetMonthMicros: 500_000_000, TimeZone: "Europe/Berlin", InjectCap: true,
+				RPMBurst: 60, TPMBurst: 400_000, ImagesDay: 50,
+				Models: map[string]domain.Policy{"small": {
+					Name: "small", RPM: 10, RPMBurst: 2, TPM: 5000, TPMBurst: 9000, InFlight: 3,
+					BudgetDayMicros: 1_500_000, BudgetMonthMicros: 15_000_000, ImagesDay: 5, TimeZone: "Europe/Berlin",
+				}},
 			},
 			"empty": {Name: "empty", TimeZone: "UTC"},
 		},
+		Ceiling:      domain.Policy{RPM: 6000, RPMBurst: 200, TPM: 1_000_000, TPMBurst: 2_000_000, InFlight: 500},
 		Identities:   map[string]string{"acme": "team", "user:42@example.com": ""},
 		PriceFactors: map[string]int64{"acme": 900_000},
 	}, got)

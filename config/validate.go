@@ -63,16 +63,17 @@ func check(cfg *keywayv1.Config, found *problems) {
 		c.providers = c.unique(c.providers, at+".name", p.Name)
 		c.provider(at, p)
 	}
-	for i, p := range cfg.Policies {
-		at := fmt.Sprintf("policies[%d]", i)
-		c.policies = c.unique(c.policies, at+".name", p.Name)
-		c.policy(at, p)
-	}
 	for i, m := range cfg.Models {
 		at := fmt.Sprintf("models[%d]", i)
 		c.models = c.unique(c.models, at+".name", m.Name)
 		c.model(at, m)
 	}
+	for i, p := range cfg.Policies {
+		at := fmt.Sprintf("policies[%d]", i)
+		c.policies = c.unique(c.policies, at+".name", p.Name)
+		c.policy(at, p)
+	}
+	c.flow("ceiling", cfg.GetCeiling())
 	var channels, identities []string
 	for i, ch := range cfg.Channels {
 		at := fmt.Sprintf("channels[%d]", i)
@@ -134,32 +135,6 @@ func (c *checker) limits(l *keywayv1.Limits) {
 	}
 	c.duration("limits.lease", l.GetLease(), span{minLease, maxLease})
 	c.duration("limits.drain_time", l.GetDrainTime(), span{minDrainTime, maxDrainTime})
-}
-
-func (c *checker) policy(at string, p *keywayv1.Policy) {
-	c.name(at+".name", p.Name, maxNameLength)
-	for _, limit := range []struct {
-		field string
-		value int64
-	}{{".rpm", p.Rpm}, {".tpm", p.Tpm}, {".in_flight", p.InFlight}} {
-		if limit.value < 0 || limit.value > maxLimit {
-			c.add(at+limit.field, "%d is out of range; 0 (no limit) to %d", limit.value, maxLimit)
-		}
-	}
-	for _, budget := range []struct{ field, value string }{
-		{".budget_day", p.BudgetDay}, {".budget_month", p.BudgetMonth},
-	} {
-		if budget.value != "" {
-			c.amount(at+budget.field, budget.value, maxBudgetMicros)
-		}
-	}
-	if p.Cap != capTrust && p.Cap != capInject {
-		c.add(at+".cap", "%s is not known; known: %s, %s", quote(p.Cap), capTrust, capInject)
-	}
-	// LoadLocation knows "Local", which is another zone on every machine.
-	if _, err := time.LoadLocation(p.TimeZone); err != nil || p.TimeZone == "Local" {
-		c.add(at+".time_zone", "%s is not an IANA time zone such as \"Europe/Berlin\"", quote(p.TimeZone))
-	}
 }
 
 // amount checks a decimal and its upper bound, in micro-units.

@@ -14,6 +14,7 @@ const (
 	LimitInFlight    LimitKind = "in_flight"    // leases
 	LimitBudgetDay   LimitKind = "budget_day"   // micro-units per calendar day
 	LimitBudgetMonth LimitKind = "budget_month" // micro-units per calendar month
+	LimitImagesDay   LimitKind = "images_day"   // images per calendar day
 )
 
 // IsBudget reports whether k counts money.
@@ -26,22 +27,43 @@ type Scope string
 const (
 	ScopeKey      Scope = "key"
 	ScopeIdentity Scope = "identity"
+	// ScopeKeyModel and ScopeIdentityModel are one model's share of either.
+	ScopeKeyModel      Scope = "key_model"
+	ScopeIdentityModel Scope = "identity_model"
+	// ScopeRegion is everyone in the region together.
+	ScopeRegion Scope = "region"
 )
+
+// ofModel is the scope of one model's own limits within s.
+func (s Scope) ofModel() Scope {
+	if s == ScopeIdentity {
+		return ScopeIdentityModel
+	}
+	return ScopeKeyModel
+}
 
 // Policy is a set of limits for a key or an identity. A zero field is the
 // absence of that limit.
 type Policy struct {
 	Name string
-	// RPM is requests per minute; the burst is the same number.
-	RPM int64
-	// TPM is tokens per minute, prompt estimate and output cap together.
-	TPM int64
+	// RPM is requests per minute, RPMBurst how many of them at once; 0 is RPM.
+	RPM      int64
+	RPMBurst int64
+	// TPM is tokens per minute, prompt estimate and output cap together;
+	// TPMBurst is how many of them at once; 0 is TPM.
+	TPM      int64
+	TPMBurst int64
 	// InFlight is how many requests may run at once.
 	InFlight int64
 	// BudgetDayMicros and BudgetMonthMicros are money per calendar window, in
 	// millionths of the currency unit.
 	BudgetDayMicros   int64
 	BudgetMonthMicros int64
+	// ImagesDay is images per calendar day.
+	ImagesDay int64
+	// Models are further limits of single models, by the name clients use; each
+	// has a time zone of its own, and no Models.
+	Models map[string]Policy
 	// TimeZone is the IANA zone of the calendar windows; "" is UTC.
 	TimeZone string
 	// InjectCap: where a budget applies and the client set no output cap, the
@@ -54,56 +76,98 @@ type Policy struct {
 type Hold struct {
 	Kind  LimitKind
 	Scope Scope
-	// ID is the key id or the identity, by Scope.
+	// ID is by Scope the key id, the identity, either of them with a blank and
+	// the model, or the region.
 	ID string
-	// Window is the calendar window of a budget, "2026-11-29" or "2026-11"; "" otherwise.
+	// Window is the calendar window, "2026-11-29" or "2026-11"; "" where the
+	// kind has none.
 	Window string
-	// Limit is the bucket's size per window; read by reserve only.
+	// Limit is what the bucket gives per minute or window, or at once for
+	// in_flight; read by reserve only.
 	Limit int64
-	// Amount is what is held: 1 for rpm and in_flight, tokens for tpm, micro-units for budgets.
+	// Burst is the size of a rate bucket: what it gives at once; 0 is Limit. Read
+	// by reserve only.
+	Burst int64
+	// Amount is what is held: 1 for rpm and in_flight, tokens for tpm, micro-units
+	// for budgets, images for images_day.
 	Amount int64
+}
+
+// Size is the most that the bucket of h can give at once.
+func (h Hold) Size() int64 {
+	if h.Burst > 0 && h.Window == "" {
+		return h.Burst
+	}
+	return h.Limit
 }
 
 // Demand is what one request asks of its buckets.
 type Demand struct {
+	// Model is the name the client asked for.
+	Model string
 	// Tokens is prompt estimate plus output cap.
 	Tokens int64
 	// CostMicros is the money that Tokens can cost at most.
 	CostMicros int64
+	// Images is how many images it asks for; 0 for text, which no limit of
+	// images concerns.
+	Images int64
 }
 
-// Holds lists the holds that p asks for in scope of id at time now. The order
-// is fixed: rpm, tpm, in_flight, budget_day, budget_month. An unknown time
-// zone falls back to UTC; config refuses it long before.
+// Holds lists the holds that p asks for in scope of id at time now: those of
+// the scope, then those of the model within it. The order in each is fixed: rpm,
+// tpm, in_flight, budget_day, budget_month, images_day. The windows are those of
+// now, which is the moment of the admission: what it holds is settled in the same
+// windows, however late. An unknown time zone falls back to UTC; config refuses
+// it long before.
 func (p Policy) Holds(scope Scope, id string, d Demand, now time.Time) []Hold {
+	holds := p.ownHolds(Hold{Scope: scope, ID: id}, d, now)
+	if model, ok := p.Models[d.Model]; ok {
+		holds = append(holds, model.ownHolds(Hold{Scope: scope.ofModel(), ID: id + " " + d.Model}, d, now)...)
+	}
+	return holds
+}
+
+// ownHolds are the holds without those of models; each has the owner of of.
+func (p Policy) ownHolds(of Hold, d Demand, now time.Time) []Hold {
 	loc, err := time.LoadLocation(p.TimeZone)
 	if err != nil {
 		loc = time.UTC
 	}
 	local := now.In(loc)
+	day, month := local.Format("2006-01-02"), local.Format("2006-01")
 	all := []Hold{
-		{Kind: LimitRPM, Limit: p.RPM, Amount: 1},
-		{Kind: LimitTPM, Limit: p.TPM, Amount: d.Tokens},
+		{Kind: LimitRPM, Limit: p.RPM, Burst: p.RPMBurst, Amount: 1},
+		{Kind: LimitTPM, Limit: p.TPM, Burst: p.TPMBurst, Amount: d.Tokens},
 		{Kind: LimitInFlight, Limit: p.InFlight, Amount: 1},
-		{Kind: LimitBudgetDay, Limit: p.BudgetDayMicros, Amount: d.CostMicros, Window: local.Format("2006-01-02")},
-		{Kind: LimitBudgetMonth, Limit: p.BudgetMonthMicros, Amount: d.CostMicros, Window: local.Format("2006-01")},
+		{Kind: LimitBudgetDay, Limit: p.BudgetDayMicros, Amount: d.CostMicros, Window: day},
+		{Kind: LimitBudgetMonth, Limit: p.BudgetMonthMicros, Amount: d.CostMicros, Window: month},
+		{Kind: LimitImagesDay, Limit: p.ImagesDay, Amount: d.Images, Window: day},
 	}
 	holds := make([]Hold, 0, len(all))
 	for _, h := range all {
-		if h.Limit <= 0 {
+		if h.Limit <= 0 || h.Kind == LimitImagesDay && h.Amount <= 0 {
 			continue
 		}
-		h.Scope, h.ID = scope, id
+		h.Scope, h.ID = of.Scope, of.ID
 		holds = append(holds, h)
 	}
 	return holds
 }
 
-// Refusal says which hold did not fit and when it can.
+// LimitsImages reports whether p has a limit of images that concerns model.
+func (p Policy) LimitsImages(model string) bool {
+	return p.ImagesDay > 0 || p.Models[model].ImagesDay > 0
+}
+
+// Refusal says which hold did not fit and when it can. Where several did not,
+// it is the one that frees last: before that, trying again is for nothing.
 type Refusal struct {
 	Kind  LimitKind
 	Scope Scope
 	Limit int64
+	// Size is the most that the bucket gives at once (see Hold.Size).
+	Size int64
 	// Remaining is what the bucket could still give, in the kind's unit.
 	Remaining int64
 	// RetryAfter is when the amount asked for can fit; 0 when waiting does

@@ -2,9 +2,9 @@
 -- Purpose: keep one running request alive: move the end of its leases, and note
 --   that somebody runs it. A lease that was lost is taken again even over the
 --   limit, because the request does run. Atomic; repeating it only moves ends.
--- KEYS[1] reservation: {sNN}:res:<request>, hash, expires after ARGV[3].
--- KEYS[2] open index: {sNN}:open, sorted set of requests by lease end, never expires.
--- KEYS[3..] leases: {sNN}:inflight:<scope>:<id>, sorted set of requests by lease
+-- KEYS[1] reservation: <tag>:res:<request>, hash, expires after ARGV[3].
+-- KEYS[2] open index: <tag>:open, sorted set of requests by lease end, never expires.
+-- KEYS[3..] leases: <tag>:inflight:<scope>:<id>, sorted set of requests by lease
 --   end, expires with its last lease.
 -- ARGV[1] request: id.
 -- ARGV[2] lease: ms from now, 1 or more.

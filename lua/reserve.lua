@@ -1,18 +1,21 @@
 #!lua
 -- Purpose: check every limit of one request, then charge every limit, or charge
 --   nothing. Atomic; idempotent by request: a second call charges nothing.
--- KEYS[1] reservation: {sNN}:res:<request>, hash, expires after ARGV[3].
--- KEYS[2] open index: {sNN}:open, sorted set of requests by lease end, never expires.
+--   The tag is {sNN} for what an identity holds, {region} for what it takes of
+--   the region's own buckets.
+-- KEYS[1] reservation: <tag>:res:<request>, hash, expires after ARGV[3].
+-- KEYS[2] open index: <tag>:open, sorted set of requests by lease end, never expires.
 -- KEYS[3..] buckets, one per hold: hash of u (in use), t (at ms), l (limit) for
---   rate; sorted set of requests by lease end for lease; integer for budget; each
+--   rate; sorted set of requests by lease end for lease; integer for window; each
 --   expires by itself.
 -- ARGV[1] request: id, the member of leases and index.
 -- ARGV[2] lease: ms, how long leases live unrenewed, 1 or more.
 -- ARGV[3] keep: ms, life of the reservation, a day or more.
 -- ARGV[4] decision: bytes, kept beside the reservation.
--- ARGV[5..] per hold four values: class (rate, lease, budget); limit; amount;
---   ttl (ms, budgets only). Whole numbers below 2^53. A rate bucket counts in
---   1/60000 of its unit, so that a limit of L drains exactly L a millisecond.
+-- ARGV[5..] per hold five values: class (rate, lease, window); limit; size, the
+--   most that the bucket gives at once; amount; ttl (ms, windows only). Whole
+--   numbers below 2^53. A rate bucket counts in 1/60000 of its unit, so that a
+--   limit of L drains exactly L a millisecond.
 -- Returns: {status, index, wait, left 1, reset 1, left 2, reset 2, ...}.
 --   status 0 charged, 1 refused, 2 refused because the request was closed before;
 --   index is the hold that refuses longest, from 1, else 0; wait is ms until it
@@ -28,8 +31,8 @@ local fresh, never = not state, 2 ^ 52
 local at, ends = string.format('%.0f', now), string.format('%.0f', now + lease)
 local reply, used, refused, longest = {0, 0, 0}, {}, 0, -1
 for i = 1, #KEYS - 2 do
-  local key, class, limit = KEYS[i + 2], ARGV[4 * i + 1], tonumber(ARGV[4 * i + 2])
-  local amount = fresh and tonumber(ARGV[4 * i + 3]) or 0
+  local key, class, limit, size = KEYS[i + 2], ARGV[5 * i], tonumber(ARGV[5 * i + 1]), tonumber(ARGV[5 * i + 2])
+  local amount = fresh and tonumber(ARGV[5 * i + 3]) or 0
   local unit, wait, reset = 1, never, 0
   if class == 'rate' then
     unit = 60000
@@ -37,14 +40,14 @@ for i = 1, #KEYS - 2 do
     local drained = (now - (tonumber(b[2]) or now)) * limit
     used[i] = math.max(0, (tonumber(b[1]) or 0) - math.max(0, drained))
     reset = math.ceil(used[i] / limit)
-    if amount <= limit then wait = math.ceil((used[i] + amount * unit - limit * unit) / limit) end
+    if amount <= size then wait = math.ceil((used[i] + amount * unit - size * unit) / limit) end
   elseif class == 'lease' then
     used[i] = redis.call('ZCOUNT', key, '(' .. at, '+inf')
     wait = 1000 -- a request can end at any moment: worth a look in a second
   else
     used[i] = tonumber(redis.call('GET', key)) or 0
   end
-  local left = limit * unit - used[i]
+  local left = size * unit - used[i]
   if left < amount * unit and wait > longest then refused, longest = i, wait end
   reply[2 * i + 2], reply[2 * i + 3] = math.max(0, math.floor(left / unit)), reset
 end
@@ -55,7 +58,7 @@ if refused > 0 then
 end
 local kept = {'state', 'reserved', 'decision', ARGV[4]}
 for i = 1, #KEYS - 2 do
-  local key, class, limit, amount = KEYS[i + 2], ARGV[4 * i + 1], ARGV[4 * i + 2], ARGV[4 * i + 3]
+  local key, class, limit, amount = KEYS[i + 2], ARGV[5 * i], ARGV[5 * i + 1], ARGV[5 * i + 3]
   if class == 'rate' then
     local total = used[i] + amount * 60000
     redis.call('HSET', key, 'u', string.format('%.0f', total), 't', at, 'l', limit)
@@ -68,7 +71,7 @@ for i = 1, #KEYS - 2 do
     if redis.call('PTTL', key) < lease then redis.call('PEXPIRE', key, lease) end
   else
     -- One that was there before has its expiry, and each settle renews it.
-    if redis.call('INCRBY', key, amount) == tonumber(amount) then redis.call('PEXPIRE', key, ARGV[4 * i + 4]) end
+    if redis.call('INCRBY', key, amount) == tonumber(amount) then redis.call('PEXPIRE', key, ARGV[5 * i + 4]) end
   end
   reply[2 * i + 2] = reply[2 * i + 2] - amount
   kept[#kept + 1], kept[#kept + 2], kept[#kept + 3], kept[#kept + 4] = 'a' .. i, amount, 'l' .. i, limit

@@ -3,18 +3,21 @@
 --   was used, free its leases, append the record to the outbox. Without a record
 --   it is a refund: everything goes back. Atomic; idempotent by request.
 --   Runs when memory is full, because it gives memory back.
--- KEYS[1] reservation: {sNN}:res:<request>, hash; what stays of it expires after ARGV[2].
--- KEYS[2] open index: {sNN}:open, sorted set of requests by lease end, never expires.
--- KEYS[3] outbox: {sNN}:outbox, stream of v (schema version) and r (record).
--- KEYS[4] repair: {sNN}:repair, stream of request and why, the newest 10000 or so.
+--   The tag is {sNN}, or {region} for the region's own buckets, which keep no
+--   record: theirs is a refund with amounts.
+-- KEYS[1] reservation: <tag>:res:<request>, hash; what stays of it expires after ARGV[2].
+-- KEYS[2] open index: <tag>:open, sorted set of requests by lease end, never expires.
+-- KEYS[3] outbox: <tag>:outbox, stream of v (schema version) and r (record).
+-- KEYS[4] repair: <tag>:repair, stream of request and why, the newest 10000 or so.
 -- KEYS[5..] buckets in the order of the reserve call; each expires by itself.
 -- ARGV[1] request: id.
 -- ARGV[2] keep: ms for which the end is remembered, so that a reserve that comes
 --   late is refused; 0 forgets the request at once.
--- ARGV[3] record: bytes for the outbox; empty is a refund.
+-- ARGV[3] record: bytes for the outbox; empty is a refund, of which the
+--   amounts below are usually 0.
 -- ARGV[4] version: of the record's schema, 1 or more.
--- ARGV[5..] per hold three values: class (rate, lease, budget); amount used, in
---   the bucket's unit; ttl (ms, budgets only). Whole numbers below 2^53.
+-- ARGV[5..] per hold three values: class (rate, lease, window); amount used, in
+--   the bucket's unit; ttl (ms, windows only). Whole numbers below 2^53.
 -- Returns: 0 ended by this call; 1 had ended before, nothing changed; 2 unknown:
 --   a record was kept all the same, its money counted and the request noted in
 --   repair; a refund left a tombstone.
@@ -36,7 +39,7 @@ for i = 1, n do
     local drained = math.max(0, (now - (tonumber(b[2]) or now)) * limit)
     limits[i] = limit
     totals[i] = math.max(0, math.max(0, (tonumber(b[1]) or 0) - drained) + (amount - held) * 60000)
-  elseif class == 'budget' and (known or amount > 0) then
+  elseif class == 'window' and (known or amount > 0) then
     local used = tonumber(redis.call('GET', key))
     -- A counter that is gone took the hold with it: what was used counts whole.
     totals[i] = used and math.max(0, used + amount - held) or amount

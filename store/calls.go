@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"keyway/domain"
@@ -12,7 +13,7 @@ import (
 const (
 	classRate   = "rate"
 	classLease  = "lease"
-	classBudget = "budget"
+	classWindow = "window"
 )
 
 // Bounds of what the scripts count exactly: whole numbers below 2^53, of which
@@ -31,8 +32,8 @@ const (
 
 func classOf(kind domain.LimitKind) string {
 	switch {
-	case kind.IsBudget():
-		return classBudget
+	case kind.IsBudget() || kind == domain.LimitImagesDay:
+		return classWindow
 	case kind == domain.LimitInFlight:
 		return classLease
 	}
@@ -41,7 +42,7 @@ func classOf(kind domain.LimitKind) string {
 
 func counterTTL(kind domain.LimitKind) int64 {
 	switch kind {
-	case domain.LimitBudgetDay:
+	case domain.LimitBudgetDay, domain.LimitImagesDay:
 		return keepDay.Milliseconds()
 	case domain.LimitBudgetMonth:
 		return keepMonth.Milliseconds()
@@ -49,12 +50,16 @@ func counterTTL(kind domain.LimitKind) int64 {
 	return 0
 }
 
-// checkHolds refuses what no key or counter is made for.
+// checkHolds refuses what no key or counter is made for, and an order in which
+// the holds of the region are not the last.
 func checkHolds(holds []domain.Hold) error {
-	for _, h := range holds {
+	for i, h := range holds {
+		if i > 0 && holds[i-1].Scope == domain.ScopeRegion && h.Scope != domain.ScopeRegion {
+			return fmt.Errorf("hold %s of %s %s stands behind one of the region", h.Kind, h.Scope, h.ID)
+		}
 		switch h.Kind {
 		case domain.LimitRPM, domain.LimitTPM, domain.LimitInFlight:
-		case domain.LimitBudgetDay, domain.LimitBudgetMonth:
+		case domain.LimitBudgetDay, domain.LimitBudgetMonth, domain.LimitImagesDay:
 			if h.Window == "" {
 				return fmt.Errorf("hold %s of %s %s names no window", h.Kind, h.Scope, h.ID)
 			}
@@ -75,24 +80,44 @@ func used(h domain.Hold, record domain.UsageRecord) int64 {
 		return min(max(record.Usage.Total(), 0), maxRate)
 	case domain.LimitBudgetDay, domain.LimitBudgetMonth:
 		return min(max(record.CostMicros, 0), maxBudget)
+	case domain.LimitImagesDay:
+		return min(max(record.Usage.Tools[domain.ToolImageGeneration], 0), maxRate)
 	}
 	return h.Amount // a request stays a request; a lease has no amount
 }
 
-func reserveCall(d domain.Decision, decision []byte) call {
-	shard := domain.ShardOf(d.Identity)
+// part is what one script holds of a request: everything under one tag.
+type part struct {
+	tag   string
+	holds []domain.Hold
+	// keep is how long its reservation and its end are remembered.
+	keep time.Duration
+}
+
+// split parts holds into those in the shard of the identity and those in the
+// region's own buckets; region has no holds where there is no ceiling.
+func split(identity string, holds []domain.Hold) (own, region part) {
+	n := slices.IndexFunc(holds, func(h domain.Hold) bool { return h.Scope == domain.ScopeRegion })
+	if n < 0 {
+		n = len(holds)
+	}
+	return part{identityTag(identity), holds[:n], keepClosed}, part{regionTag, holds[n:], keepRegion}
+}
+
+// reserveCall charges p for d; decision is kept beside the reservation.
+func reserveCall(p part, d domain.Decision, decision []byte) call {
 	c := call{
 		script: lua.Reserve,
-		keys:   []string{reservationKey(shard, d.RequestID), openKey(shard)},
-		args:   []any{d.RequestID, d.Lease.Milliseconds(), keepClosed.Milliseconds(), decision},
+		keys:   []string{p.reservation(d.RequestID), p.open()},
+		args:   []any{d.RequestID, d.Lease.Milliseconds(), p.keep.Milliseconds(), decision},
 	}
-	for _, h := range d.Holds {
-		limit := min(max(h.Limit, 0), maxBudget)
+	for _, h := range p.holds {
+		limit, size := min(max(h.Limit, 0), maxBudget), min(max(h.Size(), 0), maxBudget)
 		if classOf(h.Kind) == classRate {
-			limit = min(max(h.Limit, 1), maxRate)
+			limit, size = min(max(h.Limit, 1), maxRate), min(max(h.Size(), 1), maxRate)
 		}
 		c.keys = append(c.keys, bucketKey(d.Identity, h))
-		c.args = append(c.args, classOf(h.Kind), limit, min(h.Amount, 2*maxBudget), counterTTL(h.Kind))
+		c.args = append(c.args, classOf(h.Kind), limit, size, min(h.Amount, 2*maxBudget), counterTTL(h.Kind))
 	}
 	return c
 }
@@ -101,30 +126,53 @@ func reserveCall(d domain.Decision, decision []byte) call {
 type closing struct {
 	record []byte // nil is a refund
 	used   func(domain.Hold) int64
-	keep   time.Duration
+	// forget leaves nothing behind by which a late reservation would be refused.
+	forget tombstone
 }
 
-func settleCall(d domain.Decision, end closing) call {
-	shard := domain.ShardOf(d.Identity)
+// tombstone says what stays of a reservation that has ended.
+type tombstone int
+
+const (
+	leaveTombstone tombstone = iota
+	// noTombstone is for what is known not to be under way any more.
+	noTombstone
+)
+
+// closeCalls ends d in the shard of its identity and, in a second script, what
+// it holds of the region. The record goes with the first, whose answer is that
+// of the whole; the second only says what was used.
+func closeCalls(d domain.Decision, end closing) []call {
+	own, region := split(d.Identity, d.Holds)
+	calls := []call{closeCall(own, d, end)}
+	if len(region.holds) > 0 {
+		end.record = nil
+		calls = append(calls, closeCall(region, d, end))
+	}
+	return calls
+}
+
+func closeCall(p part, d domain.Decision, end closing) call {
+	if end.forget == noTombstone {
+		p.keep = 0
+	}
 	c := call{
 		script: lua.Settle,
-		keys:   []string{reservationKey(shard, d.RequestID), openKey(shard), outboxKey(shard), repairKey(shard)},
-		args:   []any{d.RequestID, end.keep.Milliseconds(), end.record, recordVersion},
+		keys:   []string{p.reservation(d.RequestID), p.open(), p.outbox(), p.repair()},
+		args:   []any{d.RequestID, p.keep.Milliseconds(), end.record, recordVersion},
 	}
-	for _, h := range d.Holds {
+	for _, h := range p.holds {
 		c.keys = append(c.keys, bucketKey(d.Identity, h))
 		c.args = append(c.args, classOf(h.Kind), end.used(h), counterTTL(h.Kind))
 	}
 	return c
 }
 
-func refundCall(d domain.Decision, keep time.Duration) call {
-	return settleCall(d, closing{used: func(domain.Hold) int64 { return 0 }, keep: keep})
-}
+func nothingUsed(domain.Hold) int64 { return 0 }
 
-// refundCalls gives back the holds, leaving a tombstone, and every slot.
+// refundCalls gives back the holds, leaving tombstones, and every slot.
 func refundCalls(d domain.Decision) []call {
-	calls := []call{refundCall(d, keepClosed)}
+	calls := closeCalls(d, closing{used: nothingUsed})
 	for _, c := range d.Candidates {
 		if c.Slots > 0 {
 			calls = append(calls, releaseCall(c.Channel, d.RequestID))

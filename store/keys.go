@@ -8,7 +8,8 @@ import (
 
 // Every key of the regional store is built here. The braces are the hash tag:
 // all keys of one script carry the same one, so that a cluster keeps them on
-// one node. {sNN} is the shard of an identity, {cNN} that of a channel.
+// one node. {sNN} is the shard of an identity, {cNN} that of a channel, and
+// {region} is for what all share.
 
 // keyIndex maps key ids to the hashes of their secrets; keyChannel is where a
 // changed hash is published.
@@ -25,9 +26,13 @@ func shardTag(shard int) string { return fmt.Sprintf("{s%02d}", shard) }
 
 func identityTag(identity string) string { return shardTag(domain.ShardOf(identity)) }
 
-// bucketKey is the counter of one hold; identity is the owner whose shard it lies in.
+// bucketKey is the counter of one hold; identity is the owner in whose shard it
+// lies, unless it is the region's.
 func bucketKey(identity string, h domain.Hold) string {
 	tag, owner := identityTag(identity), string(h.Scope)+":"+h.ID
+	if h.Scope == domain.ScopeRegion {
+		tag = regionTag
+	}
 	switch h.Kind {
 	case domain.LimitRPM:
 		return tag + ":rpm:" + owner
@@ -39,9 +44,22 @@ func bucketKey(identity string, h domain.Hold) string {
 		return tag + ":budget:day:" + owner + ":" + h.Window
 	case domain.LimitBudgetMonth:
 		return tag + ":budget:month:" + owner + ":" + h.Window
+	case domain.LimitImagesDay:
+		return tag + ":images:day:" + owner + ":" + h.Window
 	}
 	panic("store: limit kind without a key: " + string(h.Kind)) // checkHolds lets only known kinds pass
 }
+
+// regionTag is that of the region's own buckets and of what requests hold of them.
+const regionTag = "{region}"
+
+func (p part) reservation(request string) string { return p.tag + ":res:" + request }
+
+func (p part) open() string { return p.tag + ":open" }
+
+func (p part) outbox() string { return p.tag + ":outbox" }
+
+func (p part) repair() string { return p.tag + ":repair" }
 
 func reservationKey(shard int, request string) string { return shardTag(shard) + ":res:" + request }
 

@@ -28,14 +28,24 @@ func releaseCall(channel, request string) call {
 	return call{script: lua.SlotRelease, keys: []string{slotKey(channel)}, args: []any{request}}
 }
 
-func renewCall(l domain.Lease) call {
-	shard := domain.ShardOf(l.Identity)
+// renewCalls are one for the identity's leases and, where the request holds
+// anything of the region, one for that.
+func renewCalls(l domain.Lease) []call {
+	own, region := split(l.Identity, l.Holds)
+	calls := []call{renewCall(own, l)}
+	if len(region.holds) > 0 {
+		calls = append(calls, renewCall(region, l))
+	}
+	return calls
+}
+
+func renewCall(p part, l domain.Lease) call {
 	c := call{
 		script: lua.Renew,
-		keys:   []string{reservationKey(shard, l.RequestID), openKey(shard)},
-		args:   []any{l.RequestID, l.TTL.Milliseconds(), keepClosed.Milliseconds()},
+		keys:   []string{p.reservation(l.RequestID), p.open()},
+		args:   []any{l.RequestID, l.TTL.Milliseconds(), p.keep.Milliseconds()},
 	}
-	for _, h := range l.Holds {
+	for _, h := range p.holds {
 		if h.Kind == domain.LimitInFlight {
 			c.keys = append(c.keys, bucketKey(l.Identity, h))
 		}
@@ -75,7 +85,10 @@ func (s *Store) Renew(ctx context.Context, leases []domain.Lease) ([]bool, error
 // reservation before it gives up the slot, so a slot found missing under a
 // reservation found open was lost, not given up.
 func (s *Store) renewBatch(ctx context.Context, leases []domain.Lease) ([]bool, error) {
-	var calls []call
+	var (
+		calls []call
+		ends  []int // behind the calls of each lease
+	)
 	for _, l := range leases {
 		if l.TTL <= 0 {
 			return nil, fmt.Errorf("lease of %s has no duration", l.RequestID)
@@ -83,7 +96,8 @@ func (s *Store) renewBatch(ctx context.Context, leases []domain.Lease) ([]bool, 
 		if l.Channel != "" {
 			calls = append(calls, slotCall(l.Channel, l.RequestID, l.TTL, slotKeep))
 		}
-		calls = append(calls, renewCall(l))
+		calls = append(calls, renewCalls(l)...)
+		ends = append(ends, len(calls))
 	}
 	cmds := s.run(ctx, calls)
 	if err := firstError(cmds); err != nil {
@@ -91,14 +105,15 @@ func (s *Store) renewBatch(ctx context.Context, leases []domain.Lease) ([]bool, 
 	}
 	open := make([]bool, len(leases))
 	var lost []call
-	for i, at := 0, 0; i < len(leases); i, at = i+1, at+1 {
-		l, slot := leases[i], int64(1)
+	at := 0
+	for i, l := range leases {
+		slot := int64(1)
 		if l.Channel != "" {
 			slot, _ = cmds[at].Int64()
 			at++
 		}
-		renewed, _ := cmds[at].Int64()
-		open[i] = renewed == 1
+		renewed, _ := cmds[at].Int64() // the identity's answer is that of the whole
+		open[i], at = renewed == 1, ends[i]
 		if open[i] && slot == 0 {
 			lost = append(lost, slotCall(l.Channel, l.RequestID, l.TTL, slotAlways))
 		}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"keyway/domain"
 )
 
@@ -26,7 +28,14 @@ const undoTimeout = 500 * time.Millisecond
 
 // Admit charges every hold of d and takes a slot of the first candidate that
 // has one free, or does neither. Holds and first slot go in one round trip; only
-// a full channel costs another. Repeating a successful call charges nothing.
+// a refusal of one part and a full channel cost another. Repeating a successful
+// call charges nothing.
+//
+// The holds of the identity are one script. Those of the region's own buckets
+// and the slot are one each, because a cluster cannot join what lies on two
+// nodes: when one part refuses, the others are given back. In between they are
+// held, so that nothing is ever sold twice, and another request may be refused
+// for a moment.
 //
 // After an error it is unknown whether anything is held; Refund makes sure
 // that nothing is, and what nobody refunds ends with d.Lease and is swept.
@@ -40,37 +49,89 @@ func (s *Store) Admit(ctx context.Context, d domain.Decision) (domain.Admission,
 	if d.Lease <= 0 {
 		d.Lease = domain.DefaultLease
 	}
-	raw, err := encodeDecision(d)
+	calls, err := admitCalls(d)
 	if err != nil {
 		return domain.Admission{}, fmt.Errorf("admit request: %w", err)
 	}
-	calls, first := []call{reserveCall(d, raw)}, d.Candidates[0]
-	if first.Slots > 0 {
-		calls = append(calls, slotCall(first.Channel, d.RequestID, d.Lease, first.Slots))
-	}
 	cmds := s.run(ctx, calls)
-	reply, err := cmds[0].Int64Slice()
-	admission, err := readAdmission(d.Holds, reply, err)
+	admission, undo, err := readParts(d, cmds)
 	switch {
 	case err != nil:
 	case admission.Refusal != nil:
-		return admission, s.giveBackSlot(ctx, d)
-	case len(cmds) > 1:
+		return admission, s.undo(ctx, undo...)
+	case d.Candidates[0].Slots > 0:
 		var held bool
-		if held, err = readHeld(cmds[1]); err == nil && !held {
+		if held, err = readHeld(cmds[len(cmds)-1]); err == nil && !held {
 			admission.Skipped, err = s.takeSlot(ctx, d)
 		}
 	}
 	if errors.Is(err, errNoSlot) {
-		// Both answers are known, so no copy of the call is under way: no tombstone.
+		// Every answer is known, so no copy of a call is under way: no tombstone.
 		admission.Skipped, admission.SlotRefused = 0, true
-		return admission, s.undo(ctx, refundCall(d, 0))
+		return admission, s.undo(ctx, closeCalls(d, closing{used: nothingUsed, forget: noTombstone})...)
 	}
 	if err != nil {
 		s.undoHalf(ctx, d)
 		return domain.Admission{}, fmt.Errorf("admit request: %w", err)
 	}
 	return admission, nil
+}
+
+// admitCalls are one for the identity's holds, one for the region's where there
+// are any, and one for the slot of the first candidate where that is limited.
+func admitCalls(d domain.Decision) ([]call, error) {
+	raw, err := encodeDecision(d)
+	if err != nil {
+		return nil, err
+	}
+	own, region := split(d.Identity, d.Holds)
+	calls := []call{reserveCall(own, d, raw)}
+	if len(region.holds) > 0 {
+		if raw, err = encodeDecision(regionOnly(d)); err != nil {
+			return nil, err
+		}
+		calls = append(calls, reserveCall(region, d, raw))
+	}
+	if first := d.Candidates[0]; first.Slots > 0 {
+		calls = append(calls, slotCall(first.Channel, d.RequestID, d.Lease, first.Slots))
+	}
+	return calls, nil
+}
+
+// readParts reads the answers about holds. Where one part refuses, undo gives
+// back the rest; every answer is known then, so it leaves no tombstone.
+func readParts(d domain.Decision, cmds []*redis.Cmd) (a domain.Admission, undo []call, err error) {
+	own, region := split(d.Identity, d.Holds)
+	parts := []part{own, region}
+	if len(region.holds) == 0 {
+		parts = parts[:1]
+	}
+	for i, p := range parts {
+		reply, err := cmds[i].Int64Slice()
+		one, err := readAdmission(p.holds, reply, err)
+		if err != nil {
+			return domain.Admission{}, nil, err
+		}
+		a.Remaining, a.Reset = append(a.Remaining, one.Remaining...), append(a.Reset, one.Reset...)
+		if one.Refusal == nil {
+			undo = append(undo, closeCall(p, d, closing{used: nothingUsed, forget: noTombstone}))
+		}
+		a.Refusal = later(a.Refusal, one.Refusal)
+	}
+	if first := d.Candidates[0]; first.Slots > 0 {
+		undo = append(undo, releaseCall(first.Channel, d.RequestID))
+	}
+	return a, undo, nil
+}
+
+// later is the refusal that ends later; where waiting does not help one, it is that.
+func later(a, b *domain.Refusal) *domain.Refusal {
+	switch {
+	case a == nil || b != nil && a.RetryAfter > 0 && (b.RetryAfter == 0 || b.RetryAfter > a.RetryAfter):
+		return b
+	default:
+		return a
+	}
 }
 
 // errNoSlot: every candidate has limited slots, and all are taken.
@@ -112,23 +173,18 @@ func readAdmission(holds []domain.Hold, reply []int64, err error) (domain.Admiss
 	if reply[0] == reserveRefused {
 		i := reply[1] - 1
 		a.Refusal = &domain.Refusal{
-			Kind: holds[i].Kind, Scope: holds[i].Scope, Limit: holds[i].Limit, Remaining: a.Remaining[i],
+			Kind: holds[i].Kind, Scope: holds[i].Scope, Limit: holds[i].Limit, Size: holds[i].Size(), Remaining: a.Remaining[i],
 			RetryAfter: time.Duration(reply[2]) * time.Millisecond,
 		}
 	}
 	return a, nil
 }
 
-// giveBackSlot undoes the slot that was taken beside a refused reservation.
-func (s *Store) giveBackSlot(ctx context.Context, d domain.Decision) error {
-	if first := d.Candidates[0]; first.Slots > 0 {
-		return s.undo(ctx, releaseCall(first.Channel, d.RequestID))
-	}
-	return nil
-}
-
 // undo makes calls that must happen even when the caller has left.
 func (s *Store) undo(ctx context.Context, calls ...call) error {
+	if len(calls) == 0 {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	if err := firstError(s.run(ctx, calls)); err != nil {
@@ -160,7 +216,8 @@ func (s *Store) Refund(ctx context.Context, d domain.Decision) error {
 
 // Settle ends a reservation: buckets go from what was held to what was used,
 // leases end, and the record lies in the outbox. All of it is one step except
-// for the channel's slot, which follows in the same pipeline.
+// for the region's own buckets and the channel's slot, which follow in the same
+// pipeline.
 func (s *Store) Settle(ctx context.Context, settlement domain.Settlement) (domain.SettleResult, error) {
 	d, record := settlement.Decision, settlement.Record
 	if err := checkHolds(d.Holds); err != nil {
@@ -174,7 +231,7 @@ func (s *Store) Settle(ctx context.Context, settlement domain.Settlement) (domai
 	if err != nil {
 		return 0, fmt.Errorf("settle request: %w", err)
 	}
-	calls := []call{settleCall(d, closing{record: raw, used: func(h domain.Hold) int64 { return used(h, record) }, keep: keepClosed})}
+	calls := closeCalls(d, closing{record: raw, used: func(h domain.Hold) int64 { return used(h, record) }})
 	if settlement.Channel != "" {
 		calls = append(calls, releaseCall(settlement.Channel, d.RequestID))
 	}

@@ -58,16 +58,20 @@ func (s *Store) Stats(ctx context.Context) (domain.StoreStats, error) {
 }
 
 // Counters returns, by their keys, the values above zero of every bucket in
-// the shard of identity, and of the slots of channels: what rate buckets have
-// in use now, in whole requests or tokens rounded up; how many leases live; how
-// many micro-units are held or spent. It scans the store: for people and tests,
+// the shard of identity, of the region's own, and of the slots of channels: what
+// rate buckets have in use now, in whole requests or tokens rounded up; how many
+// leases live; how many micro-units or images are held or spent. It scans the store: for people and tests,
 // never for the path of a request. Another identity may share the shard.
 func (s *Store) Counters(ctx context.Context, identity string, channels ...string) (map[string]int64, error) {
 	var keys []string
 	counters := map[string]int64{}
-	err := s.do(ctx, "read counters", func(ctx context.Context) (err error) {
-		if keys, err = s.scan(ctx, identityTag(identity)+":*"); err != nil {
-			return err
+	err := s.do(ctx, "read counters", func(ctx context.Context) error {
+		for _, tag := range []string{identityTag(identity), regionTag} {
+			some, err := s.scan(ctx, tag+":*")
+			if err != nil {
+				return err
+			}
+			keys = append(keys, some...)
 		}
 		for _, channel := range channels {
 			keys = append(keys, slotKey(channel))
@@ -128,7 +132,7 @@ func (s *Store) counter(ctx context.Context, key string) (int64, error) {
 			return 0, err
 		}
 		return s.client.ZCount(ctx, key, "("+strconv.FormatInt(now.UnixMilli(), 10), "+inf").Result()
-	case "budget":
+	case "budget", "images":
 		value, err := s.client.Get(ctx, key).Int64()
 		if errors.Is(err, redis.Nil) {
 			return 0, nil

@@ -22,6 +22,11 @@ import (
 // life: longer than the longest stream and the longest wait in a journal.
 const keepClosed = 24 * time.Hour
 
+// keepRegion is the same for what a request holds of the region's own buckets,
+// where only rates and leases are counted: after minutes they have drained and
+// ended by themselves.
+const keepRegion = 10 * time.Minute
+
 const (
 	// callTimeout bounds each wait of a call, to write and to read. The guard
 	// ends nearly all of them earlier.

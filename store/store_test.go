@@ -70,6 +70,10 @@ func TestKeysAreAsTheDesignSays(t *testing.T) {
 		assert.Equal(t, key, bucketKey("acme", o.hold(kind, 1, 1)))
 	}
 	assert.Equal(t, tag+":budget:day:identity:acme:2026-11-29", bucketKey("acme", o.own(o.hold(domain.LimitBudgetDay, 1, 1))))
+	images := o.hold(domain.LimitImagesDay, 1, 1)
+	images.Scope, images.ID, images.Window = domain.ScopeKeyModel, "key_1 m", "2026-11-29"
+	assert.Equal(t, tag+":images:day:key_model:key_1 m:2026-11-29", bucketKey("acme", images))
+	assert.Equal(t, "{region}:rpm:region:eu-1", bucketKey("acme", ceiling("eu-1").hold(domain.LimitRPM, 1, 1)))
 	assert.Equal(t, "{s07}:res:r", reservationKey(7, "r"))
 	assert.Equal(t, "{s07}:outbox", outboxKey(7))
 	assert.Regexp(t, `^\{c\d\d\}:slot:openai-1$`, slotKey("openai-1"))

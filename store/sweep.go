@@ -12,7 +12,12 @@ import (
 
 // Expired lists up to most open reservations whose lease has ended, by the
 // store's own clock. An entry that cannot be read is dropped from the index.
+// What half an admission left behind in the region's own buckets is given back
+// on the way.
 func (s *Store) Expired(ctx context.Context, most int) ([]domain.ExpiredReservation, error) {
+	if err := s.sweepRegion(ctx, most); err != nil {
+		return nil, fmt.Errorf("list expired reservations: %w", err)
+	}
 	calls := make([]call, domain.Shards)
 	for shard := range calls {
 		calls[shard] = call{script: lua.Expired, keys: []string{openKey(shard)}, args: []any{most}}

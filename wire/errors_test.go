@@ -160,10 +160,11 @@ func TestLimitHeaders(t *testing.T) {
 		{Kind: domain.LimitInFlight, Scope: domain.ScopeKey, Limit: 3, Amount: 1},
 		{Kind: domain.LimitTPM, Scope: domain.ScopeIdentity, Limit: 9000, Amount: 10},
 		{Kind: domain.LimitBudgetDay, Scope: domain.ScopeIdentity, Limit: 5, Amount: 1},
+		{Kind: domain.LimitRPM, Scope: domain.ScopeRegion, Limit: 5, Amount: 1}, // less is left, and it is nobody's business
 	}
 	adm := domain.Admission{
-		Remaining: []int64{59, 990, 2, 80, 4},
-		Reset:     []time.Duration{time.Second, 600 * time.Millisecond, 0, 6*time.Minute + 200*time.Microsecond, 0},
+		Remaining: []int64{59, 990, 2, 80, 4, 1},
+		Reset:     []time.Duration{time.Second, 600 * time.Millisecond, 0, 6*time.Minute + 200*time.Microsecond, 0, 0},
 	}
 	assert.Equal(t, []Header{
 		{"x-ratelimit-limit-requests", "60"},

@@ -81,7 +81,9 @@ type limitView struct {
 // LimitHeaders returns the limits of requests and of tokens as headers in the
 // dialect's own names. holds and adm belong together: adm.Remaining and
 // adm.Reset go by the order of holds. Of two limits of one kind, the one with
-// less remaining is shown. now is when adm was given.
+// less remaining is shown; the region's, which tell of others' traffic, are not.
+// remaining may be more than limit, where a bucket's burst is. now is when adm was
+// given.
 func LimitHeaders(d domain.Dialect, holds []domain.Hold, adm domain.Admission, now time.Time) []Header {
 	var list []Header
 	for _, k := range []struct {
@@ -113,7 +115,7 @@ func wholeSecond(t time.Time) string {
 
 func tightest(kind domain.LimitKind, holds []domain.Hold, adm domain.Admission) (v limitView, ok bool) {
 	for i, h := range holds {
-		if h.Kind != kind || i >= len(adm.Remaining) {
+		if h.Kind != kind || h.Scope == domain.ScopeRegion || i >= len(adm.Remaining) {
 			continue
 		}
 		c := limitView{limit: h.Limit, remaining: max(0, adm.Remaining[i])}
@@ -124,7 +126,7 @@ func tightest(kind domain.LimitKind, holds []domain.Hold, adm domain.Admission) 
 			v, ok = c, true
 		}
 	}
-	if r := adm.Refusal; r != nil && r.Kind == kind && (!ok || r.Remaining < v.remaining) {
+	if r := adm.Refusal; r != nil && r.Kind == kind && r.Scope != domain.ScopeRegion && (!ok || r.Remaining < v.remaining) {
 		return limitView{limit: r.Limit, remaining: max(0, r.Remaining), reset: r.RetryAfter}, true
 	}
 	return v, ok

@@ -93,6 +93,7 @@ type Config struct {
 	Models        []*Model    `protobuf:"bytes,6,rep,name=models,proto3" json:"models,omitempty"`
 	Policies      []*Policy   `protobuf:"bytes,7,rep,name=policies,proto3" json:"policies,omitempty"`
 	Identities    []*Identity `protobuf:"bytes,8,rep,name=identities,proto3" json:"identities,omitempty"`
+	Ceiling       *Ceiling    `protobuf:"bytes,9,opt,name=ceiling,proto3" json:"ceiling,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -179,6 +180,13 @@ func (x *Config) GetPolicies() []*Policy {
 func (x *Config) GetIdentities() []*Identity {
 	if x != nil {
 		return x.Identities
+	}
+	return nil
+}
+
+func (x *Config) GetCeiling() *Ceiling {
+	if x != nil {
+		return x.Ceiling
 	}
 	return nil
 }
@@ -1192,7 +1200,17 @@ type Policy struct {
 	// in the header x-keyway-output-cap, "trust" (default) sends the request as
 	// it is, so that an answer may cost more than was reserved for it. One policy
 	// with "inject" is enough where that of the key and that of its identity apply.
-	Cap           string `protobuf:"bytes,8,opt,name=cap,proto3" json:"cap,omitempty"`
+	Cap string `protobuf:"bytes,8,opt,name=cap,proto3" json:"cap,omitempty"`
+	// RpmBurst and TpmBurst are how many requests or tokens the bucket gives at
+	// once when it is full; it fills by rpm or tpm a minute. Default rpm and tpm.
+	// A burst below tpm also bounds the tokens of a single request.
+	RpmBurst int64 `protobuf:"varint,9,opt,name=rpm_burst,json=rpmBurst,proto3" json:"rpm_burst,omitempty"`
+	TpmBurst int64 `protobuf:"varint,10,opt,name=tpm_burst,json=tpmBurst,proto3" json:"tpm_burst,omitempty"`
+	// ImagesDay is images per calendar day. A request that offers the tool
+	// image_generation holds one and is charged for those that were made.
+	ImagesDay int64 `protobuf:"varint,11,opt,name=images_day,json=imagesDay,proto3" json:"images_day,omitempty"`
+	// Models are limits of single models, for each key or identity with the policy.
+	Models        []*ModelPolicy `protobuf:"bytes,12,rep,name=models,proto3" json:"models,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1283,6 +1301,226 @@ func (x *Policy) GetCap() string {
 	return ""
 }
 
+func (x *Policy) GetRpmBurst() int64 {
+	if x != nil {
+		return x.RpmBurst
+	}
+	return 0
+}
+
+func (x *Policy) GetTpmBurst() int64 {
+	if x != nil {
+		return x.TpmBurst
+	}
+	return 0
+}
+
+func (x *Policy) GetImagesDay() int64 {
+	if x != nil {
+		return x.ImagesDay
+	}
+	return 0
+}
+
+func (x *Policy) GetModels() []*ModelPolicy {
+	if x != nil {
+		return x.Models
+	}
+	return nil
+}
+
+// ModelPolicy is a set of limits for one model within those of its policy: a
+// request needs room in both. Fields are as in Policy; the time zone is the policy's.
+type ModelPolicy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name is that of a model, as clients use it.
+	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Rpm           int64  `protobuf:"varint,2,opt,name=rpm,proto3" json:"rpm,omitempty"`
+	Tpm           int64  `protobuf:"varint,3,opt,name=tpm,proto3" json:"tpm,omitempty"`
+	InFlight      int64  `protobuf:"varint,4,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
+	BudgetDay     string `protobuf:"bytes,5,opt,name=budget_day,json=budgetDay,proto3" json:"budget_day,omitempty"`
+	BudgetMonth   string `protobuf:"bytes,6,opt,name=budget_month,json=budgetMonth,proto3" json:"budget_month,omitempty"`
+	RpmBurst      int64  `protobuf:"varint,7,opt,name=rpm_burst,json=rpmBurst,proto3" json:"rpm_burst,omitempty"`
+	TpmBurst      int64  `protobuf:"varint,8,opt,name=tpm_burst,json=tpmBurst,proto3" json:"tpm_burst,omitempty"`
+	ImagesDay     int64  `protobuf:"varint,9,opt,name=images_day,json=imagesDay,proto3" json:"images_day,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ModelPolicy) Reset() {
+	*x = ModelPolicy{}
+	mi := &file_keyway_v1_config_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModelPolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModelPolicy) ProtoMessage() {}
+
+func (x *ModelPolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_keyway_v1_config_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModelPolicy.ProtoReflect.Descriptor instead.
+func (*ModelPolicy) Descriptor() ([]byte, []int) {
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ModelPolicy) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ModelPolicy) GetRpm() int64 {
+	if x != nil {
+		return x.Rpm
+	}
+	return 0
+}
+
+func (x *ModelPolicy) GetTpm() int64 {
+	if x != nil {
+		return x.Tpm
+	}
+	return 0
+}
+
+func (x *ModelPolicy) GetInFlight() int64 {
+	if x != nil {
+		return x.InFlight
+	}
+	return 0
+}
+
+func (x *ModelPolicy) GetBudgetDay() string {
+	if x != nil {
+		return x.BudgetDay
+	}
+	return ""
+}
+
+func (x *ModelPolicy) GetBudgetMonth() string {
+	if x != nil {
+		return x.BudgetMonth
+	}
+	return ""
+}
+
+func (x *ModelPolicy) GetRpmBurst() int64 {
+	if x != nil {
+		return x.RpmBurst
+	}
+	return 0
+}
+
+func (x *ModelPolicy) GetTpmBurst() int64 {
+	if x != nil {
+		return x.TpmBurst
+	}
+	return 0
+}
+
+func (x *ModelPolicy) GetImagesDay() int64 {
+	if x != nil {
+		return x.ImagesDay
+	}
+	return 0
+}
+
+// Ceiling is a set of limits for everyone in the region together, in front of
+// what the region's machines or contracts can bear. It counts in one place, so
+// it costs each request a second script. Clients do not see it in their limit
+// headers, because it tells of others' traffic. An absent or zero limit does
+// not apply.
+type Ceiling struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rpm           int64                  `protobuf:"varint,1,opt,name=rpm,proto3" json:"rpm,omitempty"`
+	Tpm           int64                  `protobuf:"varint,2,opt,name=tpm,proto3" json:"tpm,omitempty"`
+	InFlight      int64                  `protobuf:"varint,3,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
+	RpmBurst      int64                  `protobuf:"varint,4,opt,name=rpm_burst,json=rpmBurst,proto3" json:"rpm_burst,omitempty"`
+	TpmBurst      int64                  `protobuf:"varint,5,opt,name=tpm_burst,json=tpmBurst,proto3" json:"tpm_burst,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Ceiling) Reset() {
+	*x = Ceiling{}
+	mi := &file_keyway_v1_config_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Ceiling) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Ceiling) ProtoMessage() {}
+
+func (x *Ceiling) ProtoReflect() protoreflect.Message {
+	mi := &file_keyway_v1_config_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Ceiling.ProtoReflect.Descriptor instead.
+func (*Ceiling) Descriptor() ([]byte, []int) {
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Ceiling) GetRpm() int64 {
+	if x != nil {
+		return x.Rpm
+	}
+	return 0
+}
+
+func (x *Ceiling) GetTpm() int64 {
+	if x != nil {
+		return x.Tpm
+	}
+	return 0
+}
+
+func (x *Ceiling) GetInFlight() int64 {
+	if x != nil {
+		return x.InFlight
+	}
+	return 0
+}
+
+func (x *Ceiling) GetRpmBurst() int64 {
+	if x != nil {
+		return x.RpmBurst
+	}
+	return 0
+}
+
+func (x *Ceiling) GetTpmBurst() int64 {
+	if x != nil {
+		return x.TpmBurst
+	}
+	return 0
+}
+
 // Identity is a customer; keys name it, and limits may sit on it.
 type Identity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1298,7 +1536,7 @@ type Identity struct {
 
 func (x *Identity) Reset() {
 	*x = Identity{}
-	mi := &file_keyway_v1_config_proto_msgTypes[14]
+	mi := &file_keyway_v1_config_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1310,7 +1548,7 @@ func (x *Identity) String() string {
 func (*Identity) ProtoMessage() {}
 
 func (x *Identity) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[14]
+	mi := &file_keyway_v1_config_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1323,7 +1561,7 @@ func (x *Identity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Identity.ProtoReflect.Descriptor instead.
 func (*Identity) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{14}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Identity) GetId() string {
@@ -1354,7 +1592,7 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\x16keyway/v1/config.proto\x12\tkeyway.v1\x1a\x1egoogle/protobuf/duration.proto\"S\n" +
 	"\fRegionConfig\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x03R\aversion\x12)\n" +
-	"\x06config\x18\x02 \x01(\v2\x11.keyway.v1.ConfigR\x06config\"\xed\x02\n" +
+	"\x06config\x18\x02 \x01(\v2\x11.keyway.v1.ConfigR\x06config\"\x9b\x03\n" +
 	"\x06Config\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\tR\x06region\x12/\n" +
 	"\blistener\x18\x02 \x01(\v2\x13.keyway.v1.ListenerR\blistener\x12)\n" +
@@ -1365,7 +1603,8 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\bpolicies\x18\a \x03(\v2\x11.keyway.v1.PolicyR\bpolicies\x123\n" +
 	"\n" +
 	"identities\x18\b \x03(\v2\x13.keyway.v1.IdentityR\n" +
-	"identities\"Z\n" +
+	"identities\x12,\n" +
+	"\aceiling\x18\t \x01(\v2\x12.keyway.v1.CeilingR\aceiling\"Z\n" +
 	"\bListener\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12 \n" +
@@ -1458,7 +1697,7 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"inputImage\x12\x1c\n" +
 	"\treasoning\x18\v \x01(\tR\treasoning\x12!\n" +
 	"\foutput_audio\x18\f \x01(\tR\voutputAudio\x12!\n" +
-	"\foutput_image\x18\r \x01(\tR\voutputImage\"\xce\x01\n" +
+	"\foutput_image\x18\r \x01(\tR\voutputImage\"\xd7\x02\n" +
 	"\x06Policy\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03rpm\x18\x02 \x01(\x03R\x03rpm\x12\x10\n" +
@@ -1468,7 +1707,31 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"budget_day\x18\x05 \x01(\tR\tbudgetDay\x12!\n" +
 	"\fbudget_month\x18\x06 \x01(\tR\vbudgetMonth\x12\x1b\n" +
 	"\ttime_zone\x18\a \x01(\tR\btimeZone\x12\x10\n" +
-	"\x03cap\x18\b \x01(\tR\x03cap\"]\n" +
+	"\x03cap\x18\b \x01(\tR\x03cap\x12\x1b\n" +
+	"\trpm_burst\x18\t \x01(\x03R\brpmBurst\x12\x1b\n" +
+	"\ttpm_burst\x18\n" +
+	" \x01(\x03R\btpmBurst\x12\x1d\n" +
+	"\n" +
+	"images_day\x18\v \x01(\x03R\timagesDay\x12.\n" +
+	"\x06models\x18\f \x03(\v2\x16.keyway.v1.ModelPolicyR\x06models\"\xfd\x01\n" +
+	"\vModelPolicy\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03rpm\x18\x02 \x01(\x03R\x03rpm\x12\x10\n" +
+	"\x03tpm\x18\x03 \x01(\x03R\x03tpm\x12\x1b\n" +
+	"\tin_flight\x18\x04 \x01(\x03R\binFlight\x12\x1d\n" +
+	"\n" +
+	"budget_day\x18\x05 \x01(\tR\tbudgetDay\x12!\n" +
+	"\fbudget_month\x18\x06 \x01(\tR\vbudgetMonth\x12\x1b\n" +
+	"\trpm_burst\x18\a \x01(\x03R\brpmBurst\x12\x1b\n" +
+	"\ttpm_burst\x18\b \x01(\x03R\btpmBurst\x12\x1d\n" +
+	"\n" +
+	"images_day\x18\t \x01(\x03R\timagesDay\"\x84\x01\n" +
+	"\aCeiling\x12\x10\n" +
+	"\x03rpm\x18\x01 \x01(\x03R\x03rpm\x12\x10\n" +
+	"\x03tpm\x18\x02 \x01(\x03R\x03tpm\x12\x1b\n" +
+	"\tin_flight\x18\x03 \x01(\x03R\binFlight\x12\x1b\n" +
+	"\trpm_burst\x18\x04 \x01(\x03R\brpmBurst\x12\x1b\n" +
+	"\ttpm_burst\x18\x05 \x01(\x03R\btpmBurst\"]\n" +
 	"\bIdentity\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06policy\x18\x02 \x01(\tR\x06policy\x12)\n" +
@@ -1486,7 +1749,7 @@ func file_keyway_v1_config_proto_rawDescGZIP() []byte {
 	return file_keyway_v1_config_proto_rawDescData
 }
 
-var file_keyway_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_keyway_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_keyway_v1_config_proto_goTypes = []any{
 	(*RegionConfig)(nil),        // 0: keyway.v1.RegionConfig
 	(*Config)(nil),              // 1: keyway.v1.Config
@@ -1502,8 +1765,10 @@ var file_keyway_v1_config_proto_goTypes = []any{
 	(*TierPrice)(nil),           // 11: keyway.v1.TierPrice
 	(*PriceStep)(nil),           // 12: keyway.v1.PriceStep
 	(*Policy)(nil),              // 13: keyway.v1.Policy
-	(*Identity)(nil),            // 14: keyway.v1.Identity
-	(*durationpb.Duration)(nil), // 15: google.protobuf.Duration
+	(*ModelPolicy)(nil),         // 14: keyway.v1.ModelPolicy
+	(*Ceiling)(nil),             // 15: keyway.v1.Ceiling
+	(*Identity)(nil),            // 16: keyway.v1.Identity
+	(*durationpb.Duration)(nil), // 17: google.protobuf.Duration
 }
 var file_keyway_v1_config_proto_depIdxs = []int32{
 	1,  // 0: keyway.v1.RegionConfig.config:type_name -> keyway.v1.Config
@@ -1513,22 +1778,24 @@ var file_keyway_v1_config_proto_depIdxs = []int32{
 	6,  // 4: keyway.v1.Config.channels:type_name -> keyway.v1.Channel
 	8,  // 5: keyway.v1.Config.models:type_name -> keyway.v1.Model
 	13, // 6: keyway.v1.Config.policies:type_name -> keyway.v1.Policy
-	14, // 7: keyway.v1.Config.identities:type_name -> keyway.v1.Identity
-	3,  // 8: keyway.v1.Listener.tls:type_name -> keyway.v1.TLS
-	15, // 9: keyway.v1.Limits.lease:type_name -> google.protobuf.Duration
-	15, // 10: keyway.v1.Limits.drain_time:type_name -> google.protobuf.Duration
-	15, // 11: keyway.v1.Provider.first_byte_limit:type_name -> google.protobuf.Duration
-	15, // 12: keyway.v1.Provider.connect_timeout:type_name -> google.protobuf.Duration
-	7,  // 13: keyway.v1.Channel.models:type_name -> keyway.v1.ChannelModel
-	9,  // 14: keyway.v1.Model.prices:type_name -> keyway.v1.Price
-	10, // 15: keyway.v1.Price.tools:type_name -> keyway.v1.ToolPrice
-	11, // 16: keyway.v1.Price.tiers:type_name -> keyway.v1.TierPrice
-	12, // 17: keyway.v1.Price.steps:type_name -> keyway.v1.PriceStep
-	18, // [18:18] is the sub-list for method output_type
-	18, // [18:18] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	16, // 7: keyway.v1.Config.identities:type_name -> keyway.v1.Identity
+	15, // 8: keyway.v1.Config.ceiling:type_name -> keyway.v1.Ceiling
+	3,  // 9: keyway.v1.Listener.tls:type_name -> keyway.v1.TLS
+	17, // 10: keyway.v1.Limits.lease:type_name -> google.protobuf.Duration
+	17, // 11: keyway.v1.Limits.drain_time:type_name -> google.protobuf.Duration
+	17, // 12: keyway.v1.Provider.first_byte_limit:type_name -> google.protobuf.Duration
+	17, // 13: keyway.v1.Provider.connect_timeout:type_name -> google.protobuf.Duration
+	7,  // 14: keyway.v1.Channel.models:type_name -> keyway.v1.ChannelModel
+	9,  // 15: keyway.v1.Model.prices:type_name -> keyway.v1.Price
+	10, // 16: keyway.v1.Price.tools:type_name -> keyway.v1.ToolPrice
+	11, // 17: keyway.v1.Price.tiers:type_name -> keyway.v1.TierPrice
+	12, // 18: keyway.v1.Price.steps:type_name -> keyway.v1.PriceStep
+	14, // 19: keyway.v1.Policy.models:type_name -> keyway.v1.ModelPolicy
+	20, // [20:20] is the sub-list for method output_type
+	20, // [20:20] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_keyway_v1_config_proto_init() }
@@ -1542,7 +1809,7 @@ func file_keyway_v1_config_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keyway_v1_config_proto_rawDesc), len(file_keyway_v1_config_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,85 @@
+package config
+
+import (
+	"fmt"
+	"time"
+
+	keywayv1 "keyway/api/keyway/v1"
+)
+
+func (c *checker) policy(at string, p *keywayv1.Policy) {
+	c.name(at+".name", p.Name, maxNameLength)
+	c.windows(at, p)
+	if p.Cap != capTrust && p.Cap != capInject {
+		c.add(at+".cap", "%s is not known; known: %s, %s", quote(p.Cap), capTrust, capInject)
+	}
+	// LoadLocation knows "Local", which is another zone on every machine.
+	if _, err := time.LoadLocation(p.TimeZone); err != nil || p.TimeZone == "Local" {
+		c.add(at+".time_zone", "%s is not an IANA time zone such as \"Europe/Berlin\"", quote(p.TimeZone))
+	}
+	var models []string
+	for i, m := range p.Models {
+		here := fmt.Sprintf("%s.models[%d]", at, i)
+		models = c.unique(models, here+".name", m.Name)
+		c.reference(here+".name", m.Name, reference{"model", c.models})
+		c.windows(here, m)
+	}
+}
+
+// rated is what limits rates; all sets of limits do.
+type rated interface {
+	GetRpm() int64
+	GetRpmBurst() int64
+	GetTpm() int64
+	GetTpmBurst() int64
+	GetInFlight() int64
+}
+
+func (c *checker) flow(at string, p rated) {
+	for _, limit := range []struct {
+		field string
+		value int64
+	}{
+		{".rpm", p.GetRpm()},
+		{".tpm", p.GetTpm()},
+		{".in_flight", p.GetInFlight()},
+		{".rpm_burst", p.GetRpmBurst()},
+		{".tpm_burst", p.GetTpmBurst()},
+	} {
+		c.limit(at+limit.field, limit.value)
+	}
+	for _, burst := range []struct {
+		field       string
+		value, rate int64
+	}{{"rpm", p.GetRpmBurst(), p.GetRpm()}, {"tpm", p.GetTpmBurst(), p.GetTpm()}} {
+		if burst.value > 0 && burst.rate == 0 {
+			c.add(at+"."+burst.field+"_burst", "needs %s, by which the bucket fills", burst.field)
+		}
+	}
+}
+
+// windowed is what limits rates and calendar windows.
+type windowed interface {
+	rated
+	GetBudgetDay() string
+	GetBudgetMonth() string
+	GetImagesDay() int64
+}
+
+func (c *checker) windows(at string, p windowed) {
+	c.flow(at, p)
+	for _, budget := range []struct{ field, value string }{
+		{".budget_day", p.GetBudgetDay()}, {".budget_month", p.GetBudgetMonth()},
+	} {
+		if budget.value != "" {
+			c.amount(at+budget.field, budget.value, maxBudgetMicros)
+		}
+	}
+	c.limit(at+".images_day", p.GetImagesDay())
+}
+
+func (c *checker) limit(path string, value int64) {
+	if value < 0 || value > maxLimit {
+		c.add(path, "%d is out of range; 0 (no limit) to %d", value, maxLimit)
+	}
+}
