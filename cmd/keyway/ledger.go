@@ -19,7 +19,8 @@ import (
 )
 
 type ledgerFlags struct {
-	dir, dsn, output          string
+	bookFlags
+	output                    string
 	key, identity, model      string
 	channel, outcome, request string
 	since, until              string
@@ -31,9 +32,10 @@ func newLedger() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ledger",
 		Short: "Print what was used and what it cost.",
-		Long: `Print the records of the ledger: one for each request that was admitted, with its
-tokens, its cost in millionths of the currency unit, and how it ended. The
-newest come first.
+		Long: `Print the entries of the ledger: one for each request that was admitted, with its
+tokens, its cost in millionths of the currency unit, and how it ended, and two
+for each correction. The newest come first. The output is streamed, however
+long; what takes long tells on standard error how far it is.
 
 A record gets here through the store's outbox, usually within a second of the
 request's end. With -o json every line is one UsageRecord under the field names
@@ -46,8 +48,6 @@ of the protobuf message; csv has the same columns except for lists and raw usage
 		RunE: func(cmd *cobra.Command, _ []string) error { return runLedger(cmd, f) },
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.dsn, "ledger", "",
-		"Ledger to read, sqlite:PATH or postgres://…; empty asks the running \"keyway up\" of --dir.")
 	flags.StringVar(&f.key, "key", "", "Id of the virtual key whose records are shown, such as key_3f9a….")
 	flags.StringVar(&f.identity, "identity", "", "Identity whose records are shown.")
 	flags.StringVar(&f.model, "model", "", "Model, by the name that clients ask for, whose records are shown.")
@@ -58,8 +58,8 @@ of the protobuf message; csv has the same columns except for lists and raw usage
 	flags.StringVar(&f.until, "until", "", "Latest end of a request, exclusive, in the same forms as --since.")
 	flags.IntVar(&f.limit, "limit", 50, "Largest number of records; 0 prints all.")
 	outputFlag(cmd, &f.output, "table", "json", "csv")
-	dirFlag(cmd, &f.dir)
-	fromEnvironment(cmd, map[string]string{"ledger": "KEYWAY_LEDGER", "dir": envDir})
+	f.add(cmd)
+	cmd.AddCommand(newLedgerStatement(), newLedgerCorrect())
 	return cmd
 }
 
@@ -71,7 +71,7 @@ func outcomeNames() string {
 	return strings.Join(names, ", ")
 }
 
-func runLedger(cmd *cobra.Command, f ledgerFlags) (err error) {
+func runLedger(cmd *cobra.Command, f ledgerFlags) error {
 	query, err := f.query(time.Now())
 	if err != nil {
 		return err
@@ -80,22 +80,18 @@ func runLedger(cmd *cobra.Command, f ledgerFlags) (err error) {
 	if err != nil {
 		return err
 	}
-	if f.dsn == "" {
-		r, err := readReadiness(f.dir)
+	return f.with(cmd.Context(), func(book *ledger.Ledger) error {
+		told := newProgress(cmd.ErrOrStderr(), time.Now)
+		err := book.Records(cmd.Context(), query, func(rec domain.UsageRecord) error {
+			told.row()
+			return printer.row(ledger.ToRow(rec))
+		})
 		if err != nil {
 			return err
 		}
-		f.dsn = r.Ledger
-	}
-	book, err := ledger.Open(cmd.Context(), f.dsn)
-	if err != nil {
-		return err
-	}
-	defer book.Close()
-	if err := book.Records(cmd.Context(), query, func(rec domain.UsageRecord) error { return printer.row(ledger.ToRow(rec)) }); err != nil {
-		return err
-	}
-	return printer.flush()
+		told.end()
+		return printer.flush()
+	})
 }
 
 func (f ledgerFlags) query(now time.Time) (ledger.Query, error) {
