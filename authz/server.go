@@ -16,7 +16,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/genproto/googleapis/rpc/status"
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"keyway/config"
@@ -136,7 +135,7 @@ func New(o Options) (*Server, error) {
 // running ones end and gives back what is uncertain.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.keys.close()
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(recvBytes), grpc.NumStreamWorkers(grpcWorkers))
+	server := telemetry.NewGRPC(recvBytes)
 	authv3.RegisterAuthorizationServer(server, s)
 	return telemetry.ServeGRPC(ctx, telemetry.ServeGRPCOptions{
 		Server: server, Listener: s.listener, Health: s.health, StopLimit: s.stopTimeout,
@@ -156,9 +155,6 @@ func (s *Server) followKeys(ctx context.Context) error {
 	}
 	return nil
 }
-
-// grpcWorkers reuses goroutine stacks for checks; a few are enough on any machine.
-const grpcWorkers = 8
 
 // Check implements envoy.service.auth.v3.Authorization.
 func (s *Server) Check(ctx context.Context, req *authv3.CheckRequest) (*authv3.CheckResponse, error) {

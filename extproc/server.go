@@ -12,7 +12,6 @@ import (
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
 	"keyway/config"
@@ -28,8 +27,6 @@ const (
 	recvBytes = 65 << 20
 	// DefaultJournalBytes bounds the journal: some 50 000 settlements.
 	DefaultJournalBytes = 64 << 20
-	// grpcWorkers reuses goroutine stacks; a few give the best p99.
-	grpcWorkers = 8
 )
 
 // Secrets resolves references to SKs ("env:NAME", "file:PATH").
@@ -130,7 +127,7 @@ func (s *Server) Run(ctx context.Context) error {
 	for _, waiting := range j.queue { // nobody else has the journal yet
 		s.keepOpen(waiting.Decision)
 	}
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(recvBytes), grpc.NumStreamWorkers(grpcWorkers))
+	server := telemetry.NewGRPC(recvBytes)
 	extprocv3.RegisterExternalProcessorServer(server, s)
 	accesslogv3.RegisterAccessLogServiceServer(server, s)
 	err = telemetry.ServeGRPC(ctx, telemetry.ServeGRPCOptions{
