@@ -84,5 +84,5 @@ func TestConservationInACluster(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")
 	}
-	conserve(t, open(t, Options{URL: storetest.StartCluster(t, 3)}))
+	conserve(t, open(t, Options{URL: storetest.StartCluster(t, 3)}), 1000)
 }

@@ -1,8 +1,8 @@
 package store
 
 import (
-	"context"
-	"fmt"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -10,53 +10,98 @@ import (
 	"pgregory.net/rapid"
 
 	"keyway/domain"
+	"keyway/store/storetest"
 )
 
-// ledgerModel is what the store must agree with after every step: which
-// requests hold how much, and what was spent.
-type ledgerModel struct {
-	store   *Store
-	tenant  tenant
-	open    map[string]domain.Decision
-	closed  map[string]domain.Decision
-	spent   int64
-	records map[string]int64
-	slots   domain.Candidate
+// world is what the store must agree with after every step: a small model in
+// memory of who holds how much in which window, what was spent, and what the
+// ledger has been told.
+type world struct {
+	store  *Store
+	tenant tenant
+	region ceiling
+	slots  domain.Candidate
+	// now is the gateway's clock, which only windows follow.
+	now    time.Time
+	open   map[string]domain.Decision
+	closed map[string]domain.Decision
+	// spent is by bucket what settlements charged to it; buckets has each that was ever asked for.
+	spent   map[string]int64
+	buckets map[string]domain.Hold
+	// settled is what was settled by request; ledger is what has been delivered.
+	settled, ledger map[string]domain.UsageRecord
+	steps           *int
 }
 
-const (
-	modelDay, modelMonth, modelFlight, modelSlots = 300, 500, 4, 3
+const modelSlots = 3
+
+var (
+	modelKey = domain.Policy{
+		InFlight: 5, BudgetDayMicros: 300, ImagesDay: 4, TimeZone: "Europe/Berlin",
+		Models: map[string]domain.Policy{"m": {InFlight: 4, BudgetMonthMicros: 900, TimeZone: "America/New_York"}},
+	}
+	modelIdentity = domain.Policy{BudgetMonthMicros: 1000, TimeZone: "Asia/Kathmandu"}
+	modelRegion   = domain.Policy{InFlight: 4}
 )
 
-func (m *ledgerModel) decide(cost int64) domain.Decision {
-	d := m.tenant.decide(
-		m.tenant.hold(domain.LimitInFlight, modelFlight, 1),
-		m.tenant.hold(domain.LimitBudgetDay, modelDay, cost),
-		m.tenant.own(m.tenant.hold(domain.LimitBudgetMonth, modelMonth, cost)),
-	)
-	d.Candidates = []domain.Candidate{m.slots}
+func newWorld(s *Store, steps *int) *world {
+	return &world{
+		store: s, tenant: newTenant(), region: newCeiling(), steps: steps,
+		slots: domain.Candidate{Channel: unique("channel"), Slots: modelSlots},
+		now:   time.Date(2026, 10, 23, 12, 0, 0, 0, time.UTC), // before a day of 25 hours and the end of a month
+		open:  map[string]domain.Decision{}, closed: map[string]domain.Decision{},
+		spent: map[string]int64{}, buckets: map[string]domain.Hold{},
+		settled: map[string]domain.UsageRecord{}, ledger: map[string]domain.UsageRecord{},
+	}
+}
+
+func (w *world) decide(t *rapid.T) domain.Decision {
+	demand := domain.Demand{
+		Model: rapid.SampledFrom([]string{"m", "other"}).Draw(t, "model"), CostMicros: rapid.Int64Range(0, 150).Draw(t, "cost"),
+		Images: rapid.Int64Range(0, 2).Draw(t, "images"),
+	}
+	holds := modelKey.Holds(domain.ScopeKey, w.tenant.key, demand, w.now)
+	holds = append(holds, modelIdentity.Holds(domain.ScopeIdentity, w.tenant.identity, demand, w.now)...)
+	holds = append(holds, modelRegion.Holds(domain.ScopeRegion, string(w.region), demand, w.now)...)
+	d := w.tenant.decide(holds...)
+	d.Candidates, d.AdmittedAt = []domain.Candidate{w.slots}, w.now
+	d.OutputCap = demand.CostMicros
 	return d
 }
 
-func (m *ledgerModel) held() (sum int64) {
-	for _, d := range m.open {
-		sum += d.Holds[1].Amount
+func (w *world) key(h domain.Hold) string { return bucketKey(w.tenant.identity, h) }
+
+// held is what open requests hold of a bucket, and what was spent of it.
+func (w *world) held(key string) int64 {
+	sum := w.spent[key]
+	for _, d := range w.open {
+		for _, h := range d.Holds {
+			if w.key(h) == key {
+				sum += h.Amount
+			}
+		}
 	}
 	return sum
 }
 
-func (m *ledgerModel) reserve(t *rapid.T) {
-	cost := rapid.Int64Range(0, 150).Draw(t, "cost")
-	d := m.decide(cost)
-	a, err := m.store.Admit(context.Background(), d)
+func (w *world) reserve(t *rapid.T) {
+	d := w.decide(t)
+	a, err := w.store.Admit(t.Context(), d)
 	require.NoError(t, err)
-	used := m.held() + m.spent
-	fits := len(m.open) < modelFlight && used+cost <= modelDay && used+cost <= modelMonth
-	require.Equal(t, fits, a.Refusal == nil, "%d open, %d used, %d asked", len(m.open), used, cost)
-	require.Equal(t, fits && len(m.open) >= modelSlots, a.SlotRefused)
-	if fits && !a.SlotRefused {
-		m.open[d.RequestID] = d
-		require.Equal(t, modelDay-used-cost, a.Remaining[1])
+	fits := true
+	for _, h := range d.Holds {
+		w.buckets[w.key(h)] = h
+		fits = fits && w.held(w.key(h))+h.Amount <= h.Limit
+	}
+	require.Equal(t, fits, a.Refusal == nil, "%d open, asked %+v, refused %+v", len(w.open), d.Holds, a.Refusal)
+	full := len(w.open) >= modelSlots
+	require.Equal(t, fits && full, a.SlotRefused)
+	if !fits || full {
+		return
+	}
+	w.open[d.RequestID] = d
+	for i, h := range d.Holds {
+		require.Equal(t, h.Limit-w.held(w.key(h)), a.Remaining[i])
 	}
 }
 
@@ -64,141 +109,250 @@ func pick(t *rapid.T, from map[string]domain.Decision) (domain.Decision, bool) {
 	if len(from) == 0 {
 		return domain.Decision{}, false
 	}
-	ids := make([]string, 0, len(from))
-	for id := range from {
-		ids = append(ids, id)
-	}
+	ids := slices.Sorted(maps.Keys(from))
 	return from[ids[rapid.IntRange(0, len(ids)-1).Draw(t, "which")]], true
 }
 
-func (m *ledgerModel) end(d domain.Decision) {
-	delete(m.open, d.RequestID)
-	m.closed[d.RequestID] = d
-}
-
-func (m *ledgerModel) settle(t *rapid.T) {
-	d, ok := pick(t, m.open)
+// settle ends an open request with what it used, by an answer or a client that left.
+func (w *world) settle(t *rapid.T) {
+	d, ok := pick(t, w.open)
 	if !ok {
 		return
 	}
-	cost := rapid.Int64Range(0, d.Holds[1].Amount).Draw(t, "actual")
-	s := ends(d, 0, cost)
-	s.Channel = m.slots.Channel
-	got, err := m.store.Settle(context.Background(), s)
-	require.NoError(t, err)
-	require.Equal(t, domain.SettleDone, got)
-	m.spent += cost
-	m.records[d.RequestID] = cost
-	m.end(d)
+	s := ends(d, 0, rapid.Int64Range(0, d.OutputCap).Draw(t, "actual"))
+	s.Channel = w.slots.Channel
+	s.Record.Outcome = rapid.SampledFrom([]domain.Outcome{
+		domain.OutcomeSuccess, domain.OutcomeCancelled, domain.OutcomeFailed, domain.OutcomeUpstreamCut,
+	}).Draw(t, "outcome")
+	for _, h := range d.Holds {
+		if h.Kind == domain.LimitImagesDay {
+			s.Record.Usage.Tools[domain.ToolImageGeneration] = rapid.Int64Range(0, h.Amount).Draw(t, "images made")
+		}
+	}
+	w.end(t, s)
 }
 
-func (m *ledgerModel) refund(t *rapid.T) {
-	if d, ok := pick(t, m.open); ok {
-		require.NoError(t, m.store.Refund(context.Background(), d))
-		m.end(d)
+// end settles and charges the model with it.
+func (w *world) end(t *rapid.T, s domain.Settlement) {
+	got, err := w.store.Settle(t.Context(), s)
+	require.NoError(t, err)
+	require.Equal(t, domain.SettleDone, got)
+	for _, h := range s.Decision.Holds {
+		if classOf(h.Kind) == classWindow {
+			w.spent[w.key(h)] += used(h, s.Record)
+		}
+	}
+	w.settled[s.Decision.RequestID] = s.Record
+	w.close(s.Decision)
+}
+
+func (w *world) close(d domain.Decision) {
+	delete(w.open, d.RequestID)
+	w.closed[d.RequestID] = d
+}
+
+func (w *world) refund(t *rapid.T) {
+	if d, ok := pick(t, w.open); ok {
+		require.NoError(t, w.store.Refund(t.Context(), d))
+		w.close(d)
 	}
 }
 
 // repeat does again what was done, or comes late.
-func (m *ledgerModel) repeat(t *rapid.T) {
-	if d, ok := pick(t, m.open); ok {
-		_, err := m.store.Admit(context.Background(), d)
+func (w *world) repeat(t *rapid.T) {
+	ctx := t.Context()
+	if d, ok := pick(t, w.open); ok {
+		_, err := w.store.Admit(ctx, d)
 		require.NoError(t, err)
+		renewed, err := w.store.Renew(ctx, []domain.Lease{w.lease(d, time.Minute)})
+		require.NoError(t, err)
+		require.Equal(t, []bool{true}, renewed)
 	}
-	d, ok := pick(t, m.closed)
+	d, ok := pick(t, w.closed)
 	if !ok {
 		return
 	}
-	_, err := m.store.Admit(context.Background(), d)
+	_, err := w.store.Admit(ctx, d)
 	require.ErrorIs(t, err, ErrClosed)
-	require.NoError(t, m.store.Refund(context.Background(), d))
-	if _, settled := m.records[d.RequestID]; settled {
-		got, err := m.store.Settle(context.Background(), ends(d, 0, 77))
+	require.NoError(t, w.store.Refund(ctx, d))
+	renewed, err := w.store.Renew(ctx, []domain.Lease{w.lease(d, time.Minute)})
+	require.NoError(t, err)
+	require.Equal(t, []bool{false}, renewed)
+	if _, settled := w.settled[d.RequestID]; settled {
+		got, err := w.store.Settle(ctx, ends(d, 0, 77))
 		require.NoError(t, err)
 		require.Equal(t, domain.SettleAlready, got)
 	}
 }
 
+func (w *world) lease(d domain.Decision, ttl time.Duration) domain.Lease {
+	return domain.Lease{RequestID: d.RequestID, Identity: d.Identity, Holds: d.Holds, Channel: w.slots.Channel, TTL: ttl}
+}
+
 // expire lets a request's owner die: its lease ends and the sweeper settles it.
-func (m *ledgerModel) expire(t *rapid.T) {
-	d, ok := pick(t, m.open)
+func (w *world) expire(t *rapid.T) {
+	d, ok := pick(t, w.open)
 	if !ok {
 		return
 	}
-	ctx := context.Background()
-	leases := []domain.Lease{{RequestID: d.RequestID, Identity: d.Identity, Holds: d.Holds, Channel: m.slots.Channel, TTL: time.Millisecond}}
-	_, err := m.store.Renew(ctx, leases)
+	_, err := w.store.Renew(t.Context(), []domain.Lease{w.lease(d, time.Millisecond)})
 	require.NoError(t, err)
+	w.sweep(t, d, rapid.Int64Range(0, d.OutputCap).Draw(t, "prompt"))
+}
+
+// sweep waits until d is found expired and settles it as the worker does.
+func (w *world) sweep(t *rapid.T, d domain.Decision, cost int64) {
 	for range 10_000 {
-		expired, err := m.store.Expired(ctx, 1000)
+		expired, err := w.store.Expired(t.Context(), 1000)
 		require.NoError(t, err)
 		for _, e := range expired {
-			if e.Decision.RequestID != d.RequestID {
-				continue
+			if e.Decision.RequestID == d.RequestID {
+				s := ends(d, 0, cost)
+				s.Channel, s.Record.Outcome = w.slots.Channel, domain.OutcomeAbandoned
+				w.end(t, s)
+				return
 			}
-			s := ends(e.Decision, 0, e.Decision.Holds[1].Amount)
-			s.Channel, s.Record.Outcome = m.slots.Channel, domain.OutcomeAbandoned
-			got, err := m.store.Settle(ctx, s)
-			require.NoError(t, err)
-			require.Equal(t, domain.SettleDone, got)
-			m.spent += s.Record.CostMicros
-			m.records[d.RequestID] = s.Record.CostMicros
-			m.end(d)
-			return
 		}
 		time.Sleep(time.Millisecond)
 	}
 	t.Fatalf("%s never expired", d.RequestID)
 }
 
-// check is run after every step.
-func (m *ledgerModel) check(t *rapid.T, tb testing.TB) {
-	want := map[string]int64{
-		"in_flight:key": int64(len(m.open)), "budget_day:key": m.held() + m.spent,
-		"budget_month:identity": m.held() + m.spent, "slot:" + m.slots.Channel: int64(len(m.open)),
+// crash ends a process in the middle of an admission: some of its scripts have
+// run, nobody knows of it, and leases end.
+func (w *world) crash(t *rapid.T) {
+	d := w.decide(t)
+	for _, h := range d.Holds {
+		w.buckets[w.key(h)] = h
 	}
-	for name, value := range want {
-		if value == 0 {
-			delete(want, name)
+	d.Lease = time.Millisecond
+	calls, err := admitCalls(d)
+	require.NoError(t, err)
+	ran := rapid.IntRange(0, len(calls)-1).Draw(t, "the script that ran")
+	reply := w.store.run(t.Context(), calls[ran:ran+1])[0]
+	require.NoError(t, reply.Err())
+	if status, err := reply.Int64Slice(); ran == 0 && err == nil && status[0] == reserveCharged {
+		w.sweep(t, d, 0)
+		return
+	}
+	index := part{tag: regionTag}
+	for range 10_000 {
+		_, err := w.store.Expired(t.Context(), 1000)
+		require.NoError(t, err)
+		left, err := w.store.client.ZCount(t.Context(), index.open(), "-inf", "+inf").Result()
+		require.NoError(t, err)
+		slots, err := w.store.counter(t.Context(), slotKey(w.slots.Channel))
+		require.NoError(t, err)
+		if left == int64(len(w.open)) && slots == left {
+			return
 		}
+		time.Sleep(time.Millisecond)
 	}
-	got := counters(tb, m.store, m.tenant, m.slots.Channel)
-	require.Equal(t, want, got)
-	require.LessOrEqual(t, got["budget_day:key"], int64(modelDay))
-	require.LessOrEqual(t, got["budget_month:identity"], int64(modelMonth))
+	t.Fatalf("what half an admission holds stays")
 }
 
-// TestNothingIsLostOrOversold: under any order of reserve, settle, refund,
-// repetition and death, holds plus spent stay within every limit at every
-// step, and at rest the counters equal the records of the outbox.
+// turn moves the gateway's clock, over midnights, a change of the clocks and
+// the ends of months.
+func (w *world) turn(t *rapid.T) {
+	w.now = w.now.Add(time.Duration(rapid.IntRange(1, 100).Draw(t, "hours")) * time.Hour)
+}
+
+// forget takes the scripts from the server, as a restart or a failover does.
+func (w *world) forget(t *rapid.T) {
+	require.NoError(t, w.store.client.ScriptFlush(t.Context()).Err())
+}
+
+// deliver reads the outbox into the ledger, which keeps one row for each
+// request. The reader may die before it acknowledges.
+func (w *world) deliver(t *rapid.T) {
+	w.take(t, rapid.IntRange(1, 5).Draw(t, "most"), rapid.Bool().Draw(t, "dies"))
+}
+
+func (w *world) take(t *rapid.T, most int, dies bool) (taken int) {
+	entries, err := w.store.ReadOutbox(t.Context(), domain.OutboxRead{Consumer: unique("reader"), Max: most, ReclaimIdle: 1})
+	require.NoError(t, err)
+	for _, e := range entries {
+		require.NoError(t, e.Err)
+		row, again := w.ledger[e.Record.RequestID]
+		require.True(t, !again || row.CostMicros == e.Record.CostMicros && row.Outcome == e.Record.Outcome)
+		w.ledger[e.Record.RequestID] = e.Record
+	}
+	if !dies {
+		require.NoError(t, w.store.AckOutbox(t.Context(), entries))
+	}
+	return len(entries)
+}
+
+// check is run after every step.
+func (w *world) check(t *rapid.T) {
+	*w.steps++
+	for key, h := range w.buckets {
+		got, err := w.store.counter(t.Context(), key)
+		require.NoError(t, err)
+		require.Equal(t, w.held(key), got, key)
+		require.LessOrEqual(t, got, h.Limit, key)
+	}
+	got, err := w.store.counter(t.Context(), slotKey(w.slots.Channel))
+	require.NoError(t, err)
+	require.EqualValues(t, len(w.open), got)
+}
+
+// rest ends everything: the counters are what the ledger's rows add up to.
+func (w *world) rest(t *rapid.T) {
+	for _, d := range w.open {
+		require.NoError(t, w.store.Refund(t.Context(), d))
+	}
+	clear(w.open)
+	w.check(t)
+	for w.take(t, 1000, false) > 0 {
+	}
+	require.Len(t, w.ledger, len(w.settled))
+	sums := map[string]int64{}
+	for id, row := range w.ledger {
+		require.Equal(t, w.settled[id].CostMicros, row.CostMicros)
+		for _, h := range w.closed[id].Holds {
+			if classOf(h.Kind) == classWindow {
+				sums[w.key(h)] += used(h, row)
+			}
+		}
+	}
+	for key := range w.buckets {
+		require.Equal(t, sums[key], w.spent[key], key)
+	}
+	stats, err := w.store.Stats(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, stats)
+}
+
+// conserve runs the property for at least steps steps. The store must be its own.
+func conserve(t *testing.T, s *Store, steps int) {
+	done := 0
+	for done < steps {
+		rapid.Check(t, func(t *rapid.T) {
+			w := newWorld(s, &done)
+			t.Repeat(map[string]func(*rapid.T){
+				"reserve": w.reserve, "reserve more": w.reserve, "settle": w.settle, "refund": w.refund, "repeat": w.repeat,
+				"expire": w.expire, "crash": w.crash, "windows turn": w.turn, "scripts are forgotten": w.forget, "deliver": w.deliver,
+				"": w.check,
+			})
+			w.rest(t)
+		})
+	}
+	t.Logf("%d steps", done)
+}
+
+// conservationSteps is what one run of the tests makes.
+const conservationSteps = 10_000
+
+// TestNothingIsLostOrOversold: under any order of reserve, settle, cancel,
+// refund, repetition, redelivery, death and turning windows, holds plus spent
+// stay within every limit at every step, and at rest counters, model and ledger
+// agree. A failure prints the seed that repeats it.
 func TestNothingIsLostOrOversold(t *testing.T) {
 	t.Parallel()
-	conserve(t, shared(t))
-}
-
-func conserve(tb *testing.T, s *Store) {
-	rapid.Check(tb, func(t *rapid.T) {
-		m := &ledgerModel{
-			store: s, tenant: newTenant(), open: map[string]domain.Decision{}, closed: map[string]domain.Decision{},
-			records: map[string]int64{}, slots: domain.Candidate{Channel: unique("channel"), Slots: modelSlots},
-		}
-		t.Repeat(map[string]func(*rapid.T){
-			"reserve": m.reserve, "reserve more": m.reserve, "settle": m.settle, "refund": m.refund,
-			"repeat": m.repeat, "expire": m.expire,
-			"": func(t *rapid.T) { m.check(t, tb) },
-		})
-		for _, d := range m.open {
-			require.NoError(t, s.Refund(context.Background(), d))
-		}
-		m.open = map[string]domain.Decision{}
-		m.check(t, tb)
-		var ledger int64
-		records := outboxOf(tb, s, m.tenant)
-		for _, r := range records {
-			require.Equal(t, m.records[r.RequestID], r.CostMicros)
-			ledger += r.CostMicros
-		}
-		require.Len(t, records, len(m.records), fmt.Sprint(m.records))
-		require.Equal(t, m.spent, ledger, "Σ ledger = Σ settled")
-	})
+	steps := conservationSteps
+	if testing.Short() {
+		steps = 100
+	}
+	conserve(t, open(t, Options{URL: storetest.Start(t).URL}), steps)
 }
