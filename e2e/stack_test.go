@@ -346,6 +346,7 @@ channels:
   - {name: tight, provider: a, secret: "file:{{(index .Faces 0).Secret}}", slots: 1, models: [{name: spill}]}
   - {name: sized, provider: b, secret: "file:{{(index .Faces 1).Secret}}", models: [{name: sized, upstream: m-sized}, {name: learned}]}
   - {name: spare, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 1, models: [{name: spill}]}
+  - {name: priced, provider: c, secret: "file:{{(index .Faces 2).Secret}}", models: [{name: priced}]}
 {{.ExtraChannels}}
 models:
 {{- range .Faces}}
@@ -365,6 +366,21 @@ models:
   - {name: spill, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: sized, max_output: 500, hidden_prompt_floor: 3000, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: learned, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - name: priced
+    max_output: 64
+    prices:
+      - version: v2
+        input: "2"
+        cache_read: "0.2"
+        cache_write: "2.5"
+        cache_write_1h: "4"
+        output: "8"
+        reasoning: "9"
+        input_audio: "20"
+        output_audio: "40"
+        tools: [{tool: web_search, per_thousand: "10"}]
+        tiers: [{tier: priority, multiplier: "1.5"}]
+        steps: [{above: 1000, input: "4", cache_read: "0.4", output: "16"}]
 policies:
   - {name: budget1000, budget_day: "0.001"}
   - {name: rpm1, rpm: 1, in_flight: 1}
@@ -375,10 +391,12 @@ policies:
   - {name: rpm2, rpm: 2, in_flight: 1}
   - {name: injected, budget_day: "1", cap: inject}
   - {name: trusted, budget_day: "1"}
+  - {name: open, rpm: 80, on_store_down: open_window, open_window: 30s}
 identities:
   - {id: capped, policy: budget1000}
   - {id: purse, policy: budget1000}
   - {id: wide, policy: wide}
+  - {id: partner, policy: wide, price_multiplier: "0.9"}
 `))
 
 // key makes a virtual key with the CLI, as an operator would.
