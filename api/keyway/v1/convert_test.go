@@ -57,7 +57,7 @@ func TestDecisionRoundTrip(t *testing.T) {
 	)
 	fill(reflect.ValueOf(&want).Elem(), &n)
 	for i := range want.Holds {
-		want.Holds[i].Limit = 0 // left out on purpose
+		want.Holds[i].Limit, want.Holds[i].Burst = 0, 0 // left out on purpose
 	}
 	raw, err := proto.Marshal(keywayv1.DecisionToProto(want))
 	require.NoError(t, err)
