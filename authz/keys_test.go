@@ -45,6 +45,17 @@ func (g *gatedKeys) set(hash string, state domain.KeyState) {
 	g.byHash[hash] = domain.VirtualKey{ID: "key_1", Hash: hash, State: state}
 }
 
+// await waits for a look-up to come.
+func (g *gatedKeys) await(t *testing.T) {
+	t.Helper()
+	select {
+	case <-g.arrived:
+	case <-time.After(20 * time.Second):
+		close(g.gate)
+		require.Fail(t, "no look-up came")
+	}
+}
+
 func (g *gatedKeys) lookUps() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -75,7 +86,7 @@ func TestALoadInFlightDoesNotSurviveAnInvalidation(t *testing.T) {
 				assert.NoError(t, err)
 				first <- found
 			}()
-			<-g.arrived
+			g.await(t)
 			g.set("h", domain.KeyDisabled)
 			c.drop(dropped)
 
@@ -86,7 +97,7 @@ func TestALoadInFlightDoesNotSurviveAnInvalidation(t *testing.T) {
 				assert.NoError(t, err)
 				second <- found
 			}()
-			<-g.arrived
+			g.await(t)
 			require.Equal(t, 2, g.lookUps())
 			close(g.gate)
 			require.Equal(t, domain.KeyDisabled, (<-second).key.State)
@@ -138,7 +149,7 @@ func TestALeavingCallerDoesNotFailTheOthers(t *testing.T) {
 		_, err := c.get(leaving, "h")
 		gone <- err
 	}()
-	<-g.arrived
+	g.await(t)
 	stays := make(chan error, 1)
 	go func() {
 		found, err := c.get(t.Context(), "h")

@@ -162,6 +162,9 @@ func (c *checker) secretRef(at, ref string) {
 
 func (c *checker) model(at string, m *keywayv1.Model) {
 	c.opaque(at+".name", m.Name, maxOpaqueLength)
+	if strings.Contains(m.Name, "*") {
+		c.add(at+".name", "holds a *, which stands for any characters in the models of a key")
+	}
 	if m.ContextWindow < 0 || m.ContextWindow > maxTokens {
 		c.add(at+".context_window", "%d is out of range; 0 (unknown) to %d", m.ContextWindow, int64(maxTokens))
 	}

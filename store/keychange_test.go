@@ -162,6 +162,17 @@ func TestARotationThatIsCutShort(t *testing.T) {
 			require.ErrorIs(t, err, domain.ErrNotFound)
 		}
 	})
+	t.Run("whose previous secret is taken back", func(t *testing.T) {
+		t.Parallel()
+		k := newKey()
+		require.NoError(t, s.PutKey(ctx, k))
+		former := k.Hash
+		k, err := s.RotateKey(ctx, k.ID, rotation())
+		require.NoError(t, err)
+		k.PreviousHash, k.PreviousUntil = "", time.Time{}
+		require.NoError(t, s.PutKey(ctx, k))
+		requireKey(t, s, k, former)
+	})
 	t.Run("a deletion", func(t *testing.T) {
 		t.Parallel()
 		k := newKey()
