@@ -250,47 +250,47 @@ func TestCase070(t *testing.T) {
 	require.NoError(t, err)
 	misspelt := unknown[:len(unknown)-1] + "!"
 	secrets = append(secrets, unknown, misspelt)
-	bad := map[string]string{"unknown": unknown, "misspelt": misspelt}
+	type badKey struct {
+		secret string
+		status int
+	}
+	bad := []badKey{{unknown, 401}, {misspelt, 401}}
 	for _, act := range []string{"disable", "expire", "delete", "rotate"} {
 		secret, id := newSecret()
-		bad[act] = secret
+		bad = append(bad, badKey{secret, 401})
 		args := map[string][]string{"expire": {"now"}, "rotate": {"--grace", "0"}}[act]
 		out := s.keyCommand(t, append([]string{act, id}, args...)...)
-		if act == "rotate" {
-			require.NotContains(t, out, secret)
-			continue // it prints the new one, as it should
-		}
-		all.add("keyway key "+act, []byte(out))
+		require.NotContains(t, out, secret) // a rotation prints the new one, as it should
 	}
-	poor, _ := newSecret("--policy", "budget1000")
-	narrow, _ := newSecret("--policy", "rpm1")
-	picky, _ := newSecret("--models", "two")
-	for name, want := range map[string]int{"poor": 429, "narrow": 429, "picky": 404} {
-		bad[name] = map[string]string{"poor": poor, "narrow": narrow, "picky": picky}[name]
-		require.Positive(t, want)
+	for status, args := range map[int][]string{429: {"--policy", "budget1000"}, 404: {"--models", "two"}} {
+		secret, _ := newSecret(args...)
+		bad = append(bad, badKey{secret, status})
 	}
-	for name, secret := range bad {
+	for _, key := range bad {
 		for path, body := range map[string]string{
-			"/v1/chat/completions":                  chat("m", "", `"max_tokens":5000`),
-			"/v1/messages":                          chat("m", "", `"max_tokens":5000`),
-			"/v1/chat/completions?key=" + secret:    chat("m", "", `"max_tokens":5000`),
-			"/v1/" + secret + "/models":             "{}",
-			"/v1/models/" + secret + "?key=" + name: "{",
-			"/v1/completions":                       `{"model":"` + secret + `"`,
+			"/v1/chat/completions":                   chat("m", "", `"max_tokens":5000`),
+			"/v1/messages":                           chat("m", "", `"max_tokens":5000`),
+			"/v1/chat/completions?key=" + key.secret: chat("m", "", `"max_tokens":5000`),
+			"/v1/" + key.secret + "/models":          "{}",
+			"/v1/models?api_key=" + key.secret:       "{",
+			"/v1/completions":                        `{"model":"` + key.secret + `"`,
 		} {
-			for range 2 {
-				got, err := s.trySend(t, sending{path: path, header: carriers(secret), body: []byte(body)})
-				require.NoError(t, err)
-				var head bytes.Buffer
-				require.NoError(t, got.Header.Write(&head))
-				all.add("answers", append(head.Bytes(), got.body...))
+			got, err := s.trySend(t, sending{path: path, header: carriers(key.secret), body: []byte(body)})
+			require.NoError(t, err)
+			if path == "/v1/chat/completions" {
+				require.Equal(t, key.status, got.StatusCode, "%s", got.body)
 			}
+			var head bytes.Buffer
+			require.NoError(t, got.Header.Write(&head))
+			all.add("answers", append(head.Bytes(), got.body...))
 		}
 	}
-	for _, id := range secrets[:3] { // an id that is a secret: pasted into the wrong place
-		out, err := exec.Command(binary, "key", "disable", "key_none", "--store", s.ready.RedisURL).CombinedOutput()
+	for _, act := range [][]string{{"disable"}, {"rotate"}, {"expire", "now"}} {
+		// The secret where the id should stand.
+		args := append([]string{"key", act[0], unknown, "--store", s.ready.RedisURL}, act[1:]...)
+		out, err := exec.Command(binary, args...).CombinedOutput()
 		require.Error(t, err)
-		require.NotContains(t, string(out), id)
+		require.Contains(t, string(out), "give the key's id")
 		all.add("errors of commands", out)
 	}
 	all.add("keyway key list", []byte(s.keyCommand(t, "list")))

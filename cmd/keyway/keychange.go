@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,8 +16,22 @@ import (
 // keyAct changes the key with an id and says what has become of it.
 type keyAct func(ctx context.Context, s *store.Store, id string) (told string, err error)
 
+// errSecretForID does not repeat what was given.
+var errSecretForID = errors.New("that is the secret of a key; give the key's id, which begins with key_ (see keyway key list)")
+
+// checkKeyID refuses what would bring a secret into messages.
+func checkKeyID(id string) error {
+	if strings.HasPrefix(id, domain.KeyPrefix) {
+		return errSecretForID
+	}
+	return nil
+}
+
 // runKeyAct runs act on the store that the flags name and prints what it tells.
 func runKeyAct(cmd *cobra.Command, f keyFlags, id string, act keyAct) error {
+	if err := checkKeyID(id); err != nil {
+		return err
+	}
 	return f.withStore(cmd.Context(), func(ctx context.Context, s *store.Store) error {
 		told, err := act(ctx, s, id)
 		if err != nil {
@@ -157,6 +172,9 @@ For a key that has leaked, use --grace 0.`,
 			}
 			if grace < 0 {
 				return fmt.Errorf("--grace %s is negative; 0 ends the previous secret at once", grace)
+			}
+			if err := checkKeyID(args[0]); err != nil {
+				return err
 			}
 			return f.withStore(cmd.Context(), func(ctx context.Context, s *store.Store) error {
 				secret, err := domain.NewKeySecret()
