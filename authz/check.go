@@ -83,24 +83,24 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	if err != nil {
 		return Admitted{}, err
 	}
-	d, inject := s.decide(sizing{snap, key, peek, model, r.Body})
+	d, terms := s.decide(sizing{snap, key, peek, model, r.Body})
 	d.RequestID, d.API, d.BodyLen = r.ID, api, int64(len(r.Body))
 	d.Path = strings.TrimPrefix(path, domain.APIVersionPrefix)
 	if q := wire.CleanQuery(query); q != "" {
 		d.Path += "?" + q
 	}
 	for _, c := range routing.Rank(channels, s.random)[:min(len(channels), maxCandidates)] {
-		d.Candidates = append(d.Candidates, candidate(c, peek, inject))
+		d.Candidates = append(d.Candidates, candidate(c, peek, terms.inject))
 		d.FirstByteLimit = max(d.FirstByteLimit, c.Provider.FirstByteLimit)
 		d.StripUsage = d.StripUsage || (c.InjectUsage && peek.LacksUsage())
 	}
-	admission, err := s.reserve(ctx, &d)
+	admission, err := s.reserve(ctx, &d, terms.open)
 	if err != nil {
 		return Admitted{}, err
 	}
 	headers := wire.LimitHeaders(api.Dialect(), d.Holds, admission, s.now())
-	if inject > 0 {
-		headers = append(headers, wire.Header{Name: headerOutputCap, Value: strconv.FormatInt(inject, 10)})
+	if terms.inject > 0 {
+		headers = append(headers, wire.Header{Name: headerOutputCap, Value: strconv.FormatInt(terms.inject, 10)})
 	}
 	return Admitted{Decision: d, Headers: headers}, nil
 }
@@ -172,10 +172,18 @@ func clip(s string) string {
 }
 
 // reserve takes the holds and the first free slot of the ranked list. Channels
-// before it, whose slots are all taken, leave d.Candidates.
-func (s *Server) reserve(ctx context.Context, d *domain.Decision) (domain.Admission, error) {
+// before it, whose slots are all taken, leave d.Candidates. Without the store,
+// what fits into the open window goes out unreserved.
+func (s *Server) reserve(ctx context.Context, d *domain.Decision, open time.Duration) (domain.Admission, error) {
 	admission, err := s.reservations.Admit(ctx, *d)
+	if err == nil {
+		s.outage.over(s.now())
+	}
 	switch {
+	case errors.Is(err, domain.ErrStoreDown) && s.outage.admits(d.Holds, open, s.now()):
+		// Should the hold have been written all the same, the settlement ends it.
+		s.metrics.openAdmissions.Inc()
+		return domain.Admission{}, nil
 	case err != nil:
 		// It may have been written all the same: give it back when the store answers again.
 		s.refunds.add(*d)

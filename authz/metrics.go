@@ -17,6 +17,7 @@ type metrics struct {
 	checks         *prometheus.CounterVec
 	duration       prometheus.Histogram
 	refundsDropped prometheus.Counter
+	openAdmissions prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -34,8 +35,12 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Name: "keyway_authz_refunds_dropped_total",
 			Help: "Uncertain reservations left to the sweeper because too many waited for the store.",
 		}),
+		openAdmissions: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "keyway_authz_open_admissions_total",
+			Help: "Requests admitted while the store was away, within the open window of their policies.",
+		}),
 	}
-	r.MustRegister(m.checks, m.duration, m.refundsDropped)
+	r.MustRegister(m.checks, m.duration, m.refundsDropped, m.openAdmissions)
 	return m
 }
 

@@ -89,6 +89,7 @@ type Server struct {
 	refunds     *refunds
 	bodies      *bodyBudget
 	calibration *calibration
+	outage      *outage
 	draining    atomic.Bool
 }
 
@@ -115,6 +116,7 @@ func New(o Options) (*Server, error) {
 		bodies:  &bodyBudget{limit: o.BodyBytes},
 
 		calibration: &calibration{from: o.Calibrations},
+		outage:      newOutage(),
 	}
 	if s.stopTimeout == 0 {
 		s.stopTimeout = 5 * time.Second

@@ -1,6 +1,8 @@
 package authz
 
 import (
+	"time"
+
 	"keyway/config"
 	"keyway/domain"
 	"keyway/wire"
@@ -19,14 +21,22 @@ type sizing struct {
 	body  []byte
 }
 
-// decide sizes the hold: the corrected estimate of the prompt and the largest
-// output. inject is the cap, in tokens for each answer, that has to go into the
-// request so that the hold is enough; 0 is none.
-func (s *Server) decide(z sizing) (d domain.Decision, inject int64) {
+// terms are what goes with a decision and does not travel with it.
+type terms struct {
+	// inject is the cap, in tokens for each answer, that has to go into the
+	// request so that the hold is enough; 0 is none.
+	inject int64
+	// open is for how long the request's limits may be kept without the store.
+	open time.Duration
+}
+
+// decide sizes the hold: the corrected estimate of the prompt and the largest output.
+func (s *Server) decide(z sizing) (domain.Decision, terms) {
 	key, now := z.key, s.now()
 	own, shared := z.snap.Policies[key.Policy], z.snap.Policies[z.snap.Identities[key.Identity]]
 	prompt, class := z.prompt(s.calibration.load())
 	output := z.output(prompt)
+	var inject int64
 	if z.peek.LacksCap() && (own.InjectCap || shared.InjectCap) {
 		inject = max(output/z.peek.N, smallestCap(z.peek.API))
 		output = inject * z.peek.N
@@ -48,7 +58,7 @@ func (s *Server) decide(z sizing) (d domain.Decision, inject int64) {
 		Model: z.model.Name, Stream: z.peek.Stream,
 		PromptTokens: prompt, OutputCap: output, PromptEstimate: z.peek.PromptTokens, Class: class,
 		AdmittedAt: now, Price: price, Holds: holds, Lease: z.snap.Lease,
-	}, inject
+	}, terms{inject: inject, open: openWindow(holds, own, shared)}
 }
 
 // prompt is what to reserve for the prompt, in tokens, and the class from

@@ -39,6 +39,8 @@ const (
 	DefaultMaxOutput = 4096
 	// DefaultHiddenPromptFloor is the size of a conversation of some turns.
 	DefaultHiddenPromptFloor = 4096
+	// DefaultOpenWindow covers a failover of the store.
+	DefaultOpenWindow = 10 * time.Second
 )
 
 // The words of closed text fields.
@@ -52,6 +54,9 @@ const (
 
 	capTrust  = "trust"
 	capInject = "inject"
+
+	storeDownRefuse = "refuse"
+	storeDownOpen   = "open_window"
 
 	schemeHTTPS = "https://"
 )
@@ -87,6 +92,10 @@ func FillDefaults(cfg *keywayv1.Config) {
 	for _, p := range cfg.Policies {
 		orDefault(&p.TimeZone, "UTC")
 		orDefault(&p.Cap, capTrust)
+		orDefault(&p.OnStoreDown, storeDownRefuse)
+		if p.OnStoreDown == storeDownOpen {
+			orDuration(&p.OpenWindow, DefaultOpenWindow)
+		}
 	}
 }
 

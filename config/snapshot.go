@@ -168,6 +168,7 @@ func compilePolicy(p *keywayv1.Policy) domain.Policy {
 		ImagesDay:         p.ImagesDay,
 		TimeZone:          p.TimeZone,
 		InjectCap:         p.Cap == capInject,
+		OpenWindow:        p.OpenWindow.AsDuration(),
 	}
 	if len(p.Models) > 0 {
 		out.Models = make(map[string]domain.Policy, len(p.Models))

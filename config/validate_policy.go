@@ -13,6 +13,7 @@ func (c *checker) policy(at string, p *keywayv1.Policy) {
 	if p.Cap != capTrust && p.Cap != capInject {
 		c.add(at+".cap", "%s is not known; known: %s, %s", quote(p.Cap), capTrust, capInject)
 	}
+	c.storeDown(at, p)
 	// LoadLocation knows "Local", which is another zone on every machine.
 	if _, err := time.LoadLocation(p.TimeZone); err != nil || p.TimeZone == "Local" {
 		c.add(at+".time_zone", "%s is not an IANA time zone such as \"Europe/Berlin\"", quote(p.TimeZone))
@@ -24,6 +25,42 @@ func (c *checker) policy(at string, p *keywayv1.Policy) {
 		c.reference(here+".name", m.Name, reference{"model", c.models})
 		c.windows(here, m)
 	}
+}
+
+// The bounds of an open window. After the longest a replica has forgotten the
+// keys that it knew.
+const (
+	minOpenWindow = time.Second
+	maxOpenWindow = 30 * time.Second
+)
+
+func (c *checker) storeDown(at string, p *keywayv1.Policy) {
+	switch p.OnStoreDown {
+	case storeDownRefuse:
+		if p.OpenWindow != nil {
+			c.add(at+".open_window", "is only used with on_store_down: %s", storeDownOpen)
+		}
+		return
+	case storeDownOpen:
+	default:
+		c.add(at+".on_store_down", "%s is not known; known: %s, %s", quote(p.OnStoreDown), storeDownRefuse, storeDownOpen)
+		return
+	}
+	c.duration(at+".open_window", p.OpenWindow, span{minOpenWindow, maxOpenWindow})
+	if p.Rpm == 0 && p.Tpm == 0 {
+		c.add(at+".on_store_down", "%q needs rpm or tpm, by which it is bounded", storeDownOpen)
+	}
+	only := onlyRates(p)
+	for _, m := range p.Models {
+		only = only && onlyRates(m)
+	}
+	if !only {
+		c.add(at+".on_store_down", "%q is for rpm and tpm; budgets, in_flight and images_day cannot be kept without the store", storeDownOpen)
+	}
+}
+
+func onlyRates(p windowed) bool {
+	return p.GetInFlight() == 0 && p.GetImagesDay() == 0 && p.GetBudgetDay() == "" && p.GetBudgetMonth() == ""
 }
 
 // rated is what limits rates; all sets of limits do.

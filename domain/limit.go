@@ -70,6 +70,9 @@ type Policy struct {
 	// one that was reserved goes into the request, so that the answer cannot
 	// cost more than the hold.
 	InjectCap bool
+	// OpenWindow is for how long after the store went away rates are bounded by
+	// each replica on its own; 0 refuses at once. Only rates can be.
+	OpenWindow time.Duration
 }
 
 // Hold is the share of one QuotaBucket that a reservation takes.

@@ -664,7 +664,9 @@ func (x *ChannelModel) GetUpstream() string {
 // Model is what clients name.
 type Model struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Name is what clients send and what keys allow; any text without "*", which
+	// is the wildcard of a key's models.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// ContextWindow in tokens; 0 is unknown.
 	ContextWindow int64 `protobuf:"varint,2,opt,name=context_window,json=contextWindow,proto3" json:"context_window,omitempty"`
 	// MaxOutput in tokens is reserved where a request sets no cap; default 4096.
@@ -1210,7 +1212,15 @@ type Policy struct {
 	// image_generation holds one and is charged for those that were made.
 	ImagesDay int64 `protobuf:"varint,11,opt,name=images_day,json=imagesDay,proto3" json:"images_day,omitempty"`
 	// Models are limits of single models, for each key or identity with the policy.
-	Models        []*ModelPolicy `protobuf:"bytes,12,rep,name=models,proto3" json:"models,omitempty"`
+	Models []*ModelPolicy `protobuf:"bytes,12,rep,name=models,proto3" json:"models,omitempty"`
+	// OnStoreDown is what happens to requests while the store is away: "refuse"
+	// (default) or "open_window", which lets each replica admit what rpm and tpm
+	// give within open_window, once per outage. It takes a policy that limits
+	// nothing but rates, and every policy that applies to a request.
+	OnStoreDown string `protobuf:"bytes,13,opt,name=on_store_down,json=onStoreDown,proto3" json:"on_store_down,omitempty"`
+	// OpenWindow is 1s to 30s, the time for which a replica knows a key without
+	// the store; default 10s.
+	OpenWindow    *durationpb.Duration `protobuf:"bytes,14,opt,name=open_window,json=openWindow,proto3" json:"open_window,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1325,6 +1335,20 @@ func (x *Policy) GetImagesDay() int64 {
 func (x *Policy) GetModels() []*ModelPolicy {
 	if x != nil {
 		return x.Models
+	}
+	return nil
+}
+
+func (x *Policy) GetOnStoreDown() string {
+	if x != nil {
+		return x.OnStoreDown
+	}
+	return ""
+}
+
+func (x *Policy) GetOpenWindow() *durationpb.Duration {
+	if x != nil {
+		return x.OpenWindow
 	}
 	return nil
 }
@@ -1697,7 +1721,7 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"inputImage\x12\x1c\n" +
 	"\treasoning\x18\v \x01(\tR\treasoning\x12!\n" +
 	"\foutput_audio\x18\f \x01(\tR\voutputAudio\x12!\n" +
-	"\foutput_image\x18\r \x01(\tR\voutputImage\"\xd7\x02\n" +
+	"\foutput_image\x18\r \x01(\tR\voutputImage\"\xb7\x03\n" +
 	"\x06Policy\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03rpm\x18\x02 \x01(\x03R\x03rpm\x12\x10\n" +
@@ -1713,7 +1737,10 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	" \x01(\x03R\btpmBurst\x12\x1d\n" +
 	"\n" +
 	"images_day\x18\v \x01(\x03R\timagesDay\x12.\n" +
-	"\x06models\x18\f \x03(\v2\x16.keyway.v1.ModelPolicyR\x06models\"\xfd\x01\n" +
+	"\x06models\x18\f \x03(\v2\x16.keyway.v1.ModelPolicyR\x06models\x12\"\n" +
+	"\ron_store_down\x18\r \x01(\tR\vonStoreDown\x12:\n" +
+	"\vopen_window\x18\x0e \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"openWindow\"\xfd\x01\n" +
 	"\vModelPolicy\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03rpm\x18\x02 \x01(\x03R\x03rpm\x12\x10\n" +
@@ -1791,11 +1818,12 @@ var file_keyway_v1_config_proto_depIdxs = []int32{
 	11, // 17: keyway.v1.Price.tiers:type_name -> keyway.v1.TierPrice
 	12, // 18: keyway.v1.Price.steps:type_name -> keyway.v1.PriceStep
 	14, // 19: keyway.v1.Policy.models:type_name -> keyway.v1.ModelPolicy
-	20, // [20:20] is the sub-list for method output_type
-	20, // [20:20] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	17, // 20: keyway.v1.Policy.open_window:type_name -> google.protobuf.Duration
+	21, // [21:21] is the sub-list for method output_type
+	21, // [21:21] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_keyway_v1_config_proto_init() }
