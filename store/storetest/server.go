@@ -38,12 +38,18 @@ type Server struct {
 	cmd     *exec.Cmd
 }
 
-// Start runs a server until the test ends. Without a server program the test
-// is skipped, or fails where CI=true. Args are added to the command line, such
-// as "--maxmemory", "10mb".
+// Start runs a server of the first kind that is found until the test ends.
+// Without a server program the test is skipped, or fails where CI=true. Args are
+// added to the command line, such as "--maxmemory", "10mb".
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
-	s, err := Launch(args...)
+	return Kind{}.Start(t, args...)
+}
+
+// Start runs a server of kind k until the test ends.
+func (k Kind) Start(t testing.TB, args ...string) *Server {
+	t.Helper()
+	s, err := k.launch(withDefaults(args)...)
 	if errors.Is(err, ErrMissing) {
 		Missing(t)
 	}
@@ -64,17 +70,35 @@ func Missing(t testing.TB) {
 }
 
 // Launch is Start for a whole suite, which then calls Stop.
-func Launch(args ...string) (*Server, error) {
-	return launch(append([]string{
+func Launch(args ...string) (*Server, error) { return Kind{}.launch(withDefaults(args)...) }
+
+func withDefaults(args []string) []string {
+	return append([]string{
 		"--save", "", "--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction",
-	}, args...)...)
+	}, args...)
 }
 
-func launch(args ...string) (*Server, error) {
-	program, err := find()
-	if err != nil {
-		return nil, err
+func (k Kind) launch(args ...string) (*Server, error) {
+	program := k.program
+	if program == "" {
+		var err error
+		if program, err = find(); err != nil {
+			return nil, err
+		}
 	}
+	var s *Server
+	for range launchTries {
+		if s, err = launchOnce(program, args); !errors.Is(err, errPortTaken) {
+			break
+		}
+	}
+	return s, err
+}
+
+// launchTries bounds the search for a port that stays free.
+const launchTries = 10
+
+func launchOnce(program string, args []string) (*Server, error) {
 	dir, err := os.MkdirTemp("", "keyway-store-")
 	if err != nil {
 		return nil, fmt.Errorf("make data folder: %w", err)
@@ -90,41 +114,6 @@ func launch(args ...string) (*Server, error) {
 		return nil, err
 	}
 	return s, nil
-}
-
-// find looks for the program: KEYWAY_STORE_BIN, PATH, then .parts/bin beside
-// the go.mod above the working folder.
-func find() (string, error) {
-	if program := os.Getenv("KEYWAY_STORE_BIN"); program != "" {
-		return program, nil
-	}
-	names := []string{"valkey-server", "redis-server"}
-	for _, name := range names {
-		if program, err := exec.LookPath(name); err == nil {
-			return program, nil
-		}
-	}
-	dir, err := os.Getwd()
-	if err != nil {
-		return "", fmt.Errorf("find store server: %w", err)
-	}
-	for {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			break
-		}
-		parent := filepath.Dir(dir)
-		if parent == dir {
-			return "", ErrMissing
-		}
-		dir = parent
-	}
-	for _, name := range names {
-		program := filepath.Join(dir, ".parts", "bin", name)
-		if _, err := os.Stat(program); err == nil {
-			return program, nil
-		}
-	}
-	return "", ErrMissing
 }
 
 // highestPort leaves room for a cluster node's second port, 10000 above the first.
@@ -144,7 +133,12 @@ func freePort() (int, error) {
 	}
 }
 
-// run starts the process and waits until it serves.
+// errPortTaken: between the search for a free port and its use, another server
+// took it.
+var errPortTaken = errors.New("another server has taken the port")
+
+// run starts the process and waits until it serves: it, and not another one
+// that was quicker to take the port.
 func (s *Server) run() error {
 	_, port, _ := net.SplitHostPort(s.Addr)
 	args := append(slices.Clone(s.args),
@@ -162,13 +156,28 @@ func (s *Server) run() error {
 	for {
 		err := client.Ping(ctx).Err()
 		if err == nil {
-			return nil
+			info, err := client.Info(ctx, "server").Result()
+			if err != nil {
+				return fmt.Errorf("ask %s who it is: %w", s.program, err)
+			}
+			return s.isOurs(info)
 		}
 		if ctx.Err() != nil {
 			return fmt.Errorf("wait for %s: %w (%s)", s.program, err, s.tail())
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
+}
+
+// isOurs returns errPortTaken when info is that of another process. A program
+// that hides its process id is believed.
+func (s *Server) isOurs(info string) error {
+	for line := range strings.Lines(info) {
+		if pid, ok := strings.CutPrefix(line, "process_id:"); ok && strings.TrimSpace(pid) != strconv.Itoa(s.cmd.Process.Pid) {
+			return errPortTaken
+		}
+	}
+	return nil
 }
 
 // tail returns the end of the server's log, which says why it did not start.
