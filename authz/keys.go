@@ -109,12 +109,18 @@ var keyHeaders = []string{"authorization", "x-api-key", "api-key", "x-goog-api-k
 
 // errNoKey and errBadKey differ in words only: neither says whether a key exists.
 var (
-	errNoKey = &domain.Error{Code: domain.CodeInvalidKey, NoRetry: true,
-		Message: "No API key was sent. Send your Keyway key as \"Authorization: Bearer kw_…\" or \"x-api-key: kw_…\"."}
-	errBadKey = &domain.Error{Code: domain.CodeInvalidKey, NoRetry: true,
-		Message: "The API key is not valid for this gateway. Check it, or ask your operator for a new one."}
-	errTwoKeys = &domain.Error{Code: domain.CodeInvalidKey, NoRetry: true,
-		Message: "Two different API keys were sent. Send exactly one."}
+	errNoKey = &domain.Error{
+		Code: domain.CodeInvalidKey, NoRetry: true,
+		Message: "No API key was sent. Send your Keyway key as \"Authorization: Bearer kw_…\" or \"x-api-key: kw_…\".",
+	}
+	errBadKey = &domain.Error{
+		Code: domain.CodeInvalidKey, NoRetry: true,
+		Message: "The API key is not valid for this gateway. Check it, or ask your operator for a new one.",
+	}
+	errTwoKeys = &domain.Error{
+		Code: domain.CodeInvalidKey, NoRetry: true,
+		Message: "Two different API keys were sent. Send exactly one.",
+	}
 )
 
 // resolveKey finds the caller's key and whether it may be used.
