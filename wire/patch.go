@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"slices"
-	"strconv"
 
 	"keyway/domain"
 )
@@ -51,21 +50,6 @@ func (q *Request) Patches(o PatchOptions) []domain.Patch {
 	}
 	slices.SortStableFunc(list, func(a, b domain.Patch) int { return cmp.Compare(a.Offset, b.Offset) })
 	return list
-}
-
-// LacksCap reports whether the request could bound its output and does not. It
-// is when OutputCap of PatchOptions acts. A messages request always has a cap:
-// without one the provider refuses it.
-func (q *Request) LacksCap() bool {
-	return !q.HasCap && q.API != domain.APIMessages && CapField(q.API) != ""
-}
-
-func (q *Request) capPatch(tokens int64) domain.Patch {
-	value := strconv.FormatInt(tokens, 10)
-	if !q.capNull.unset() {
-		return replace(q.capNull, value)
-	}
-	return insert(q.open, `"`+CapField(q.API)+`":`+value+",")
 }
 
 func (q *Request) usagePatch() domain.Patch {

@@ -73,11 +73,6 @@ func (s span) unset() bool { return s.to == 0 }
 // MaxModelLen is the longest model name, in bytes, that a request may carry.
 const MaxModelLen = 256
 
-const (
-	maxCap = 1 << 31
-	maxN   = 128
-)
-
 // Peek reads the body of a request for api once and strictly: what it saw is
 // what every other JSON reader sees, and whatever two readers could read
 // differently is refused. The error is a *domain.Error that names the field.
@@ -433,47 +428,6 @@ func parseCount(digits []byte, limit int64) (n int64, ok bool) {
 		return 0, false
 	}
 	return n, true
-}
-
-func (p *peeker) readCap(field string) bool {
-	begin := p.r.i
-	n, given, ok := p.readInt(field, maxCap)
-	switch {
-	case given:
-		p.req.HasCap = p.req.HasCap || heedsCap(p.api, field)
-		p.cap = max(p.cap, n)
-	case ok && field == CapField(p.api):
-		p.req.capNull = span{begin, p.r.i}
-	}
-	return ok
-}
-
-// CapField is the member in which a request of api bounds its output; "" when
-// it has none.
-func CapField(api domain.API) string {
-	switch api {
-	case domain.APIChat:
-		return "max_completion_tokens"
-	case domain.APICompletions, domain.APIMessages:
-		return "max_tokens"
-	case domain.APIResponses:
-		return "max_output_tokens"
-	}
-	return ""
-}
-
-// heedsCap reports whether providers of api take field for a cap.
-func heedsCap(api domain.API, field string) bool {
-	return field == CapField(api) || api == domain.APIChat && field == "max_tokens"
-}
-
-func (p *peeker) readN(field string) bool {
-	n, given, ok := p.readInt(field, maxN)
-	if given && n < 1 {
-		return p.refuse(field, fmt.Sprintf("must be an integer from 1 to %d", maxN))
-	}
-	p.req.N = max(p.req.N, n)
-	return ok
 }
 
 func (p *peeker) readConversation() bool {

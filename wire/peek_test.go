@@ -294,8 +294,12 @@ func number(v any) int64 {
 func checkPatches(t testing.TB, q *Request, body []byte) {
 	t.Helper()
 	for _, o := range []PatchOptions{
-		{}, {UpstreamModel: "up\"stream/\n中"}, {InjectUsage: true}, {UpstreamModel: "up", InjectUsage: true},
-		{OutputCap: 77}, {UpstreamModel: "up", InjectUsage: true, OutputCap: 77},
+		{},
+		{UpstreamModel: "up\"stream/\n中"},
+		{InjectUsage: true},
+		{UpstreamModel: "up", InjectUsage: true},
+		{OutputCap: 77},
+		{UpstreamModel: "up", InjectUsage: true, OutputCap: 77},
 	} {
 		patches := q.Patches(o)
 		out, err := ApplyPatches(body, patches)

@@ -3,14 +3,12 @@ package corpus
 import (
 	"encoding/json"
 	"go/build"
-	"go/doc"
 	"go/parser"
 	"go/token"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -34,7 +32,7 @@ const (
 // coefficients were tuned on.
 func prompts(t *testing.T) map[string][]string {
 	t.Helper()
-	root := runtime.GOROOT()
+	root := build.Default.GOROOT
 	source := files(t, filepath.Join(root, "src", "net"), ".go")
 	source = append(source, files(t, filepath.Join(root, "src", "go"), ".go")...)
 	cjk, err := os.ReadFile("testdata/cjk.txt")
@@ -90,7 +88,8 @@ func packageDocs(t *testing.T, root string) (texts []string) {
 			for _, file := range p.GoFiles {
 				parsed, err := parser.ParseFile(set, filepath.Join(path, file), nil, parser.ParseComments|parser.PackageClauseOnly)
 				if err == nil && parsed.Doc != nil && len(parsed.Doc.Text()) > 300 {
-					texts = append(texts, doc.Synopsis(parsed.Doc.Text())+"\n"+parsed.Doc.Text()[:min(textBytes, len(parsed.Doc.Text()))])
+					text := parsed.Doc.Text()
+					texts = append(texts, text[:min(textBytes, len(text))])
 				}
 			}
 			return nil

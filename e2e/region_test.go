@@ -1,0 +1,184 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/template"
+)
+
+// configValues change the configuration of a region.
+type configValues struct {
+	// Extra is appended to the channel list, YAML.
+	ExtraChannels string
+}
+
+// writeConfig writes the configuration file; xds picks it up by itself.
+func (s *stack) writeConfig(v configValues) error {
+	type face struct{ Name, URL, CA, Secret string }
+	data := struct {
+		configValues
+		Port  int
+		Lease string
+		Faces []face
+	}{configValues: v, Lease: lease.String()}
+	ca := filepath.Join(s.dir, "ca.pem")
+	if err := os.WriteFile(ca, s.provider.CAPEM(), 0o600); err != nil {
+		return err
+	}
+	for _, name := range faceNames {
+		secret := filepath.Join(s.dir, name+".sk")
+		if err := os.WriteFile(secret, []byte(faceKey(name)+"\n"), 0o600); err != nil {
+			return err
+		}
+		f := face{Name: name, URL: s.provider.Face(name).URL(), Secret: secret}
+		if strings.HasPrefix(name, "tls") {
+			f.CA = ca
+		}
+		data.Faces = append(data.Faces, f)
+	}
+	if s.config == "" {
+		s.config = filepath.Join(s.dir, "config.yaml")
+	}
+	port, err := s.listenerPort()
+	if err != nil {
+		return err
+	}
+	data.Port = port
+	var out bytes.Buffer
+	if err := configTemplate.Execute(&out, data); err != nil {
+		return err
+	}
+	next := s.config + ".next"
+	if err := os.WriteFile(next, out.Bytes(), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(next, s.config)
+}
+
+// listenerPort is a free port, or the one that the region already has.
+func (s *stack) listenerPort() (int, error) {
+	if s.ready.BaseURL != "" {
+		_, port, ok := strings.Cut(strings.TrimPrefix(s.ready.BaseURL, "http://"), ":")
+		var n int
+		if _, err := fmt.Sscanf(port, "%d", &n); !ok || err != nil {
+			return 0, fmt.Errorf("base_url %q has no port", s.ready.BaseURL)
+		}
+		return n, nil
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer ln.Close()
+	return ln.Addr().(*net.TCPAddr).Port, nil
+}
+
+// configTemplate is the region of the tests. A request of the model "m" costs
+// one micro-unit a token, so that money is easy to reckon.
+var configTemplate = template.Must(template.New("config").Parse(`
+region: test
+listener: {address: 127.0.0.1, port: {{.Port}}}
+limits: {lease: {{.Lease}}}
+providers:
+{{- range .Faces}}
+  - name: {{.Name}}
+    dialects: [openai, anthropic]
+    base_url: {{.URL}}/v1
+    first_byte_limit: 20s
+    {{- if .CA}}
+    ca_file: {{.CA}}
+    {{- end}}
+{{- end}}
+  - name: hasty
+    dialects: [openai, anthropic]
+    base_url: {{(index .Faces 0).URL}}/v1
+    first_byte_limit: 300ms
+  - name: refusing
+    dialects: [openai, anthropic]
+    base_url: http://127.0.0.1:1/v1
+    first_byte_limit: 300ms
+  - name: brisk-a
+    dialects: [openai, anthropic]
+    base_url: {{(index .Faces 0).URL}}/v1
+    first_byte_limit: 1s
+  - name: brisk-b
+    dialects: [openai, anthropic]
+    base_url: {{(index .Faces 1).URL}}/v1
+    first_byte_limit: 1s
+channels:
+{{- range .Faces}}
+  - {name: {{.Name}}, provider: {{.Name}}, secret: "file:{{.Secret}}", priority: 1, slots: 5000, models: [{name: m, upstream: m-at-{{.Name}}}, {name: only-{{.Name}}, upstream: m}, {name: m-h2}]}
+{{- end}}
+  - {name: hasty, provider: hasty, secret: "file:{{(index .Faces 0).Secret}}", slots: 5000, models: [{name: m-silent, upstream: m-at-hasty}]}
+  - {name: refusing, provider: refusing, secret: "file:{{(index .Faces 0).Secret}}", slots: 5000, models: [{name: m-refused, upstream: m-at-refusing}]}
+  - {name: first, provider: a, secret: "file:{{(index .Faces 0).Secret}}", slots: 5000, models: [{name: two, upstream: m-first}]}
+  - {name: second, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 5000, models: [{name: two, upstream: m-second-longer}, {name: m-silent, upstream: m-second-longer}, {name: m-refused, upstream: m-second-longer}]}
+  - {name: narrow, provider: c, secret: "file:{{(index .Faces 2).Secret}}", slots: 2, models: [{name: narrow}]}
+  - {name: first-tls, provider: tlsa, secret: "file:{{(index .Faces 3).Secret}}", slots: 5000, models: [{name: two-tls, upstream: m-first}]}
+  - {name: second-tls, provider: tlsb, secret: "file:{{(index .Faces 4).Secret}}", priority: 1, slots: 5000, models: [{name: two-tls, upstream: m-second-longer}]}
+  - {name: scoped, provider: c, secret: "file:{{(index .Faces 2).Secret}}", organization: org-of-the-channel, project: project-of-the-channel, models: [{name: m-scoped}]}
+  - {name: failing, provider: a, secret: "file:{{(index .Faces 0).Secret}}", slots: 500, models: [{name: fail, upstream: m-failing}]}
+  - {name: healthy, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 500, models: [{name: fail, upstream: m-healthy-longer}]}
+  - {name: failing-h2, provider: tlsa, secret: "file:{{(index .Faces 3).Secret}}", slots: 500, models: [{name: fail-h2, upstream: m-failing}]}
+  - {name: healthy-h2, provider: tlsb, secret: "file:{{(index .Faces 4).Secret}}", priority: 1, slots: 500, models: [{name: fail-h2, upstream: m-healthy-longer}]}
+  - {name: brisk-a, provider: brisk-a, secret: "file:{{(index .Faces 0).Secret}}", slots: 500, models: [{name: silent, upstream: m-failing}]}
+  - {name: brisk-b, provider: brisk-b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 500, models: [{name: silent, upstream: m-healthy-longer}]}
+  - {name: tight, provider: a, secret: "file:{{(index .Faces 0).Secret}}", slots: 1, models: [{name: spill}]}
+  - {name: sized, provider: b, secret: "file:{{(index .Faces 1).Secret}}", models: [{name: sized, upstream: m-sized}, {name: learned}]}
+  - {name: spare, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 1, models: [{name: spill}]}
+  - {name: priced, provider: c, secret: "file:{{(index .Faces 2).Secret}}", models: [{name: priced}]}
+{{.ExtraChannels}}
+models:
+{{- range .Faces}}
+  - {name: only-{{.Name}}, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+{{- end}}
+  - {name: m, context_window: 200000, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: m-h2, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: two, max_output: 64, prices: [{version: v1, input: "2", cache_read: "0.2", output: "8"}]}
+  - {name: m-silent, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: m-refused, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: narrow, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: two-tls, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: m-scoped, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: fail, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: fail-h2, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: silent, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: spill, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: sized, max_output: 500, hidden_prompt_floor: 3000, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: learned, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - name: priced
+    max_output: 64
+    prices:
+      - version: v2
+        input: "2"
+        cache_read: "0.2"
+        cache_write: "2.5"
+        cache_write_1h: "4"
+        output: "8"
+        reasoning: "9"
+        input_audio: "20"
+        output_audio: "40"
+        tools: [{tool: web_search, per_thousand: "10"}]
+        tiers: [{tier: priority, multiplier: "1.5"}]
+        steps: [{above: 1000, input: "4", cache_read: "0.4", output: "16"}]
+policies:
+  - {name: budget1000, budget_day: "0.001"}
+  - {name: rpm1, rpm: 1, in_flight: 1}
+  - {name: flight1, in_flight: 1}
+  - {name: wide, rpm: 1000000, tpm: 1000000000, in_flight: 100000, budget_day: "1000000", budget_month: "1000000"}
+  - {name: tpm500, tpm: 500}
+  - {name: metered, rpm: 6, tpm: 6000, in_flight: 6, budget_day: "1", budget_month: "10"}
+  - {name: rpm2, rpm: 2, in_flight: 1}
+  - {name: injected, budget_day: "1", cap: inject}
+  - {name: trusted, budget_day: "1"}
+  - {name: open, rpm: 80, on_store_down: open_window, open_window: 30s}
+identities:
+  - {id: capped, policy: budget1000}
+  - {id: purse, policy: budget1000}
+  - {id: wide, policy: wide}
+  - {id: partner, policy: wide, price_multiplier: "0.9"}
+`))
