@@ -19,9 +19,15 @@ const slots = 16384
 // test ends, and returns its URL.
 func StartCluster(t testing.TB, nodes int) string {
 	t.Helper()
+	return Kind{}.StartCluster(t, nodes)
+}
+
+// StartCluster is the same with servers of kind k.
+func (k Kind) StartCluster(t testing.TB, nodes int) string {
+	t.Helper()
 	var addrs []string
 	for range nodes {
-		s := Start(t, "--cluster-enabled", "yes", "--cluster-node-timeout", "15000")
+		s := k.Start(t, "--cluster-enabled", "yes", "--cluster-node-timeout", "15000")
 		addrs = append(addrs, s.Addr)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)

@@ -21,12 +21,18 @@ const sentinelName = "main"
 // server is primary.
 func StartSentinel(t testing.TB) (primary *Server, url string) {
 	t.Helper()
-	primary = Start(t)
+	return Kind{}.StartSentinel(t)
+}
+
+// StartSentinel is the same with servers of kind k.
+func (k Kind) StartSentinel(t testing.TB) (primary *Server, url string) {
+	t.Helper()
+	primary = k.Start(t)
 	host, port, err := net.SplitHostPort(primary.Addr)
 	if err != nil {
 		t.Fatalf("read address: %v", err)
 	}
-	replica := Start(t, "--replicaof", host+" "+port)
+	replica := k.Start(t, "--replicaof", host+" "+port)
 	if err := caughtUp(replica.Addr); err != nil {
 		t.Fatalf("start replica: %v", err)
 	}
@@ -36,7 +42,7 @@ func StartSentinel(t testing.TB) (primary *Server, url string) {
 	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
 		t.Fatalf("write sentinel's configuration: %v", err)
 	}
-	sentinel, err := launch(conf, "--sentinel")
+	sentinel, err := k.launch(conf, "--sentinel")
 	if err != nil {
 		t.Fatalf("start sentinel: %v", err)
 	}
@@ -45,6 +51,24 @@ func StartSentinel(t testing.TB) (primary *Server, url string) {
 		t.Fatalf("start sentinel: %v", err)
 	}
 	return primary, sentinel.URL + "?master_name=" + sentinelName
+}
+
+// Promoted waits until the sentinel behind url names another primary than addr.
+func Promoted(ctx context.Context, url, addr string) error {
+	options, err := redis.ParseFailoverURL(url)
+	if err != nil {
+		return fmt.Errorf("read the URL of sentinels: %w", err)
+	}
+	sentinel := redis.NewSentinelClient(&redis.Options{Addr: options.SentinelAddrs[0]})
+	defer func() { _ = sentinel.Close() }()
+	for ctx.Err() == nil {
+		at, err := sentinel.GetMasterAddrByName(ctx, sentinelName).Result()
+		if err == nil && net.JoinHostPort(at[0], at[1]) != addr {
+			return nil
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return fmt.Errorf("wait for another primary: %w", ctx.Err())
 }
 
 func caughtUp(addr string) error {

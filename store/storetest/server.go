@@ -80,11 +80,12 @@ func withDefaults(args []string) []string {
 
 func (k Kind) launch(args ...string) (*Server, error) {
 	program := k.program
+	var err error
 	if program == "" {
-		var err error
-		if program, err = find(); err != nil {
-			return nil, err
-		}
+		program, err = find()
+	}
+	if err != nil {
+		return nil, err
 	}
 	var s *Server
 	for range launchTries {
