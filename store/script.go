@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -19,9 +21,18 @@ type call struct {
 	args   []any
 }
 
+// Pauses before calls are sent again that a cluster could not serve because
+// their keys are on the way from one node to another. They grow; together they
+// are about the 100 ms in which a store that cannot serve is given up.
+const (
+	firstPause = time.Millisecond
+	lastPause  = 64 * time.Millisecond
+)
+
 // run sends calls in one pipeline and returns their replies in the same order;
-// each carries its own error. A server that forgot a script gets its text, for
-// the calls that failed only; EVAL cannot fail that way, so once is enough.
+// each carries its own error. Calls that did not run at all are sent again, and
+// only those: a server that forgot a script gets its text, and one whose keys
+// are just moving is given a moment.
 func (s *Store) run(ctx context.Context, calls []call) []*redis.Cmd {
 	ctx, leave, err := s.guard.enter(ctx)
 	if err != nil {
@@ -35,14 +46,7 @@ func (s *Store) run(ctx context.Context, calls []call) []*redis.Cmd {
 	}
 	// Each reply carries its own error; that of the whole says no more.
 	_, _ = pipe.Exec(ctx)
-	again := s.client.Pipeline()
-	for i, c := range calls {
-		if redis.HasErrorPrefix(cmds[i].Err(), "NOSCRIPT") {
-			cmds[i] = again.Eval(ctx, c.script.Source, c.keys, c.args...)
-		}
-	}
-	if again.Len() > 0 {
-		_, _ = again.Exec(ctx)
+	for pause := firstPause; pause <= lastPause && s.sendAgain(ctx, cmds, calls, pause); pause *= 2 {
 	}
 	for i, cmd := range cmds {
 		if err := cmd.Err(); err != nil {
@@ -50,6 +54,44 @@ func (s *Store) run(ctx context.Context, calls []call) []*redis.Cmd {
 		}
 	}
 	return cmds
+}
+
+// sendAgain sends the calls that did not run, after a pause where keys are
+// moving, and replaces their replies. It reports whether there were any.
+func (s *Store) sendAgain(ctx context.Context, cmds []*redis.Cmd, calls []call, pause time.Duration) bool {
+	if !slices.ContainsFunc(cmds, func(cmd *redis.Cmd) bool { return forgotten(cmd) || moving(cmd) }) {
+		return false
+	}
+	pipe := s.client.Pipeline()
+	again := make(map[int]*redis.Cmd)
+	for i, c := range calls {
+		if forgotten(cmds[i]) || moving(cmds[i]) {
+			// The text, because the node that the keys move to may not know the script.
+			again[i] = pipe.Eval(ctx, c.script.Source, c.keys, c.args...)
+		}
+	}
+	if slices.ContainsFunc(cmds, moving) {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(pause):
+		}
+	}
+	_, _ = pipe.Exec(ctx)
+	for i, cmd := range again {
+		cmds[i] = cmd
+	}
+	return true
+}
+
+func forgotten(cmd *redis.Cmd) bool { return redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT") }
+
+// moving reports whether the keys of a call are on the way between nodes. The
+// client library follows them, and gives up after some redirections.
+func moving(cmd *redis.Cmd) bool {
+	return slices.ContainsFunc([]string{"TRYAGAIN", "MOVED", "ASK"}, func(prefix string) bool {
+		return redis.HasErrorPrefix(cmd.Err(), prefix)
+	})
 }
 
 func failed(ctx context.Context, calls []call, err error) []*redis.Cmd {
@@ -87,7 +129,7 @@ func (s *Store) do(ctx context.Context, act string, commands func(context.Contex
 // downPrefixes begin the replies of a server that cannot serve just now. OOM
 // is one of them: a full store admits nobody.
 var downPrefixes = []string{
-	"READONLY", "LOADING", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "NOREPLICAS",
+	"READONLY", "LOADING", "MOVED ", "ASK ", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "NOREPLICAS",
 	"MISCONF", "OOM", "BUSY ", "ERR max number of clients",
 }
 

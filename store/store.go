@@ -39,6 +39,13 @@ const (
 	poolTimeout = 30 * time.Second
 )
 
+// Pauses before a call follows its keys to another node of a cluster. They are
+// there already when the first node says so, or are about to be.
+const (
+	minRedirect = time.Millisecond
+	maxRedirect = 32 * time.Millisecond
+)
+
 // DefaultPoolSize is the number of connections to each server.
 const DefaultPoolSize = 64
 
@@ -100,6 +107,8 @@ func Open(o Options) (*Store, error) {
 	options.MaxRetries = -1
 	options.DialerRetries = 1
 	options.MaxRedirects = 8
+	options.MinRetryBackoff = minRedirect
+	options.MaxRetryBackoff = maxRedirect
 	options.ContextTimeoutEnabled = true
 	options.DialTimeout = dialTimeout
 	options.ReadTimeout = callTimeout
