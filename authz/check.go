@@ -162,9 +162,13 @@ func dispatchable(snap *config.Snapshot, key domain.VirtualKey, api domain.API, 
 	return model, channels, nil
 }
 
-// clip bounds a client's string before it goes into a message.
+// clip bounds a client's string before it goes into a message, and hides a key
+// that was sent in the wrong place.
 func clip(s string) string {
 	const longest = 128
+	if strings.Contains(s, domain.KeyPrefix) {
+		return "(hidden, it looks like a key)"
+	}
 	if len(s) <= longest {
 		return s
 	}

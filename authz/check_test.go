@@ -204,6 +204,7 @@ func TestCheckRefuses(t *testing.T) {
 		}, domain.CodeTooLarge},
 		{"bad JSON", func(_ *fixture, r *Request) { r.Body = []byte(`{`) }, domain.CodeInvalidRequest},
 		{"unknown model", func(_ *fixture, r *Request) { r.Body = []byte(`{"model":"x","messages":[]}`) }, domain.CodeModelNotFound},
+		{"the key as model", func(f *fixture, r *Request) { r.Body = []byte(`{"model":"` + f.secret + `","messages":[]}`) }, domain.CodeModelNotFound},
 		{"model of another dialect", func(_ *fixture, r *Request) { r.Body = []byte(`{"model":"lonely","messages":[]}`) }, domain.CodeModelNotFound},
 		{"model not allowed", func(f *fixture, _ *Request) {
 			f.setKey(domain.VirtualKey{State: domain.KeyActive, Models: []string{"other"}})

@@ -273,7 +273,7 @@ func TestCase070(t *testing.T) {
 			"/v1/chat/completions?key=" + key.secret: chat("m", "", `"max_tokens":5000`),
 			"/v1/" + key.secret + "/models":          "{}",
 			"/v1/models?api_key=" + key.secret:       "{",
-			"/v1/completions":                        `{"model":"` + key.secret + `"`,
+			"/v1/completions":                        `{"model":"` + key.secret + `","prompt":""}`,
 		} {
 			got, err := s.trySend(t, sending{path: path, header: carriers(key.secret), body: []byte(body)})
 			require.NoError(t, err)
