@@ -190,7 +190,7 @@ func TestPromptIsCorrected(t *testing.T) {
 		require.Equal(t, d.PromptTokens+1, d.Holds[1].Amount)
 	}
 
-	// A store that is away, or one that lost them, changes nothing for now.
+	// A store that is away changes nothing for now.
 	source.known, source.err = nil, errors.New("away")
 	f.server.calibration.refresh(t.Context())
 	after, err := f.server.check(t.Context(), f.request(english))

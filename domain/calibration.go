@@ -12,11 +12,6 @@ const (
 	ContentMedia ContentClass = "media"
 )
 
-// ContentClasses lists every class.
-func ContentClasses() []ContentClass {
-	return []ContentClass{ContentText, ContentCode, ContentCJK, ContentMedia}
-}
-
 // The rule of calibration: an estimate is multiplied so that it comes to
 // CalibrationAim times what providers count. A hold that is a tenth too large
 // is given back at the end; one that is too small lets a budget be overrun.

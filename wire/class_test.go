@@ -19,7 +19,7 @@ func TestClass(t *testing.T) {
 		name, content string
 		want          domain.ContentClass
 	}{
-		{"nothing", ``, domain.ContentText},
+		{"nothing", ``, ""},
 		{"English", text(english), domain.ContentText},
 		{"German", text("Der Regen fiel die ganze Nacht über dem Hafen, und es störte niemanden sehr."), domain.ContentText},
 		{"a list in Markdown", text("## Order of work\n\n- First read the file and look for what changed since the last time.\n- Then write it **back** again, and say so in the log.\n"), domain.ContentText},
@@ -38,6 +38,16 @@ func TestClass(t *testing.T) {
 			q := mustPeek(t, domain.APIChat, `{"model":"m","messages":[{"role":"user","content":[`+tt.content+`]}]}`)
 			assert.Equal(t, tt.want, q.Class)
 		})
+	}
+}
+
+// Token ids are counted: their number is nothing to learn from.
+func TestTokenIDsHaveNoClass(t *testing.T) {
+	t.Parallel()
+	for api, member := range map[domain.API]string{domain.APIEmbeddings: "input", domain.APICompletions: "prompt"} {
+		q := mustPeek(t, api, `{"model":"m","`+member+`":[`+strings.Repeat("17,", 99)+`17]}`)
+		assert.Empty(t, q.Class)
+		assert.EqualValues(t, 100, q.PromptTokens)
 	}
 }
 

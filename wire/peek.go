@@ -37,7 +37,8 @@ type Request struct {
 	// body (a stored conversation or prompt), or no text of it was found here.
 	// The estimate then says little.
 	HiddenPrompt bool
-	// Class is what most of the prompt is.
+	// Class is what most of the prompt is; "" for one whose tokens are counted and
+	// not estimated, because all of it is token ids.
 	Class        domain.ContentClass
 	IncludeUsage UsageOption
 	// PreviousResponseID is "" when absent.
@@ -147,7 +148,9 @@ func (p *peeker) finish() {
 	q.OutputCap = p.cap * q.N
 	text := p.est.Tokens()
 	q.PromptTokens = max(1, p.tokens+int64(float64(text)*FamilyFactor(q.Model)))
-	q.Class = p.est.class()
+	if text > 0 {
+		q.Class = p.est.class()
+	}
 	if p.media > q.PromptTokens/2 {
 		q.Class = domain.ContentMedia
 	}
