@@ -1,6 +1,7 @@
 package domain
 
 import (
+	"sync"
 	"time"
 )
 
@@ -133,11 +134,7 @@ func (p Policy) Holds(scope Scope, id string, d Demand, now time.Time) []Hold {
 
 // ownHolds are the holds without those of models; each has the owner of of.
 func (p Policy) ownHolds(of Hold, d Demand, now time.Time) []Hold {
-	loc, err := time.LoadLocation(p.TimeZone)
-	if err != nil {
-		loc = time.UTC
-	}
-	local := now.In(loc)
+	local := now.In(zoneOf(p.TimeZone))
 	day, month := local.Format("2006-01-02"), local.Format("2006-01")
 	all := []Hold{
 		{Kind: LimitRPM, Limit: p.RPM, Burst: p.RPMBurst, Amount: 1},
@@ -156,6 +153,27 @@ func (p Policy) ownHolds(of Hold, d Demand, now time.Time) []Hold {
 		holds = append(holds, h)
 	}
 	return holds
+}
+
+// zones keeps what time.LoadLocation found, which reads a file at every call.
+// Only names that config accepted come here, so it stays small.
+var zones sync.Map // string to *time.Location
+
+func zoneOf(name string) *time.Location {
+	if name == "" {
+		return time.UTC
+	}
+	if found, ok := zones.Load(name); ok {
+		if loc, ok := found.(*time.Location); ok {
+			return loc
+		}
+	}
+	loc, err := time.LoadLocation(name)
+	if err != nil {
+		return time.UTC
+	}
+	zones.Store(name, loc)
+	return loc
 }
 
 // LimitsImages reports whether p has a limit of images that concerns model.
