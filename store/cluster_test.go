@@ -77,12 +77,3 @@ func TestACluster(t *testing.T) {
 	assert.Equal(t, []domain.VirtualKey{k}, keys)
 	assert.True(t, s.Alive())
 }
-
-// TestConservationInACluster is the same property on the other topology.
-func TestConservationInACluster(t *testing.T) {
-	t.Parallel()
-	if testing.Short() {
-		t.Skip("long")
-	}
-	conserve(t, open(t, Options{URL: storetest.StartCluster(t, 3)}), 1000)
-}
