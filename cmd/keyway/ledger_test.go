@@ -248,6 +248,9 @@ func TestReconcileABill(t *testing.T) {
 			"bill, ledger  DAY m-2026  cost_micros   0.000310  0.000300  0.000010", "bill, ledger  DAY m-2026  input_tokens  101       100       1",
 		}},
 		{"within the tolerance", "date,model,cost\nDAY,m-2026,0.00031\n", []string{"--tolerance", "0.00001"}, nil},
+		{"beyond the tolerance, below", "date,model,cost\nDAY,m-2026,0.00028\n", []string{"--tolerance", "0.00001"}, []string{
+			"bill, ledger  DAY m-2026  cost_micros  0.000280  0.000300  -0.000020",
+		}},
 		{"rows of one side", "date,model,output_tokens\nDAY,other,7\n", nil, []string{
 			"DAY m-2026  output_tokens  0      20      -20", "DAY other   output_tokens  7      0       7",
 		}},
