@@ -28,9 +28,10 @@ const keepClosed = 24 * time.Hour
 const keepRegion = 10 * time.Minute
 
 const (
-	// callTimeout bounds each wait of a call, to write and to read. The guard
-	// ends nearly all of them earlier.
-	callTimeout = 2 * time.Second
+	// callTimeout bounds each wait of a call, to write and to read. It is long,
+	// because a reader on a busy machine may come late to bytes that lie there;
+	// the guard ends the waits for a silent server.
+	callTimeout = 10 * time.Second
 	// dialTimeout is long, because a busy machine is slow to accept: a server
 	// that is gone refuses at once, and one that is frozen the guard finds.
 	dialTimeout = 5 * time.Second
