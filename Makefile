@@ -23,6 +23,8 @@ TEST_ENV := env -u KEYWAY_REDIS_URL
 # Packages whose tests run real processes and SDKs end to end, without the race
 # detector: built with it, the SDKs alone take minutes to compile.
 E2E := keyway/e2e keyway/e2e/sdk keyway/e2e/sdk/gosdk
+# Judges milliseconds of real servers: nothing is compiled or tested beside it.
+ALONE := keyway/store
 FUZZTIME ?= 20s
 
 .PHONY: help up build parts test unit fuzz e2e bench corpus lint fmt generate check ci
@@ -45,7 +47,8 @@ test: parts unit fuzz e2e ## Run all tests: unit, fuzz, end to end.
 unit: ## Run the unit tests, with the race detector.
 	@if [ -z "$(RACE)" ]; then echo "no C compiler: the unit tests run without the race detector" >&2; [ "$${CI:-}" != true ]; fi
 	$(TEST_ENV) $(GO) test $(RACE) -shuffle=on -count=1 -timeout 8m \
-	  $$($(GO) list ./... | grep -vxF -e '' $(addprefix -e ,$(E2E)))
+	  $$($(GO) list ./... | grep -vxF -e '' $(addprefix -e ,$(E2E) $(ALONE)))
+	$(TEST_ENV) $(GO) test $(RACE) -shuffle=on -count=1 -timeout 8m $(ALONE)
 
 fuzz: ## Fuzz the SSE splitter, the request reader and the usage readers.
 	$(GO) test -run '^$$' -fuzz '^FuzzSplitter$$' -fuzztime $(FUZZTIME) ./wire/sse
