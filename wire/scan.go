@@ -269,6 +269,9 @@ func (s *scanner) inString(p []byte, i int) int {
 		if s.esc != escNone {
 			s.escaped(p[i])
 			i++
+			if s.state == scanBroken {
+				return i // or the string's end would mend it
+			}
 			continue
 		}
 		begin := i
