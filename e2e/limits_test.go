@@ -33,7 +33,7 @@ func costing(t *testing.T, s *stack, tokens int64, a ask) ask {
 
 // Fifty requests of 100 at once against a budget of 1000: ten are admitted, on
 // the key and on the identity, in either dialect.
-func TestBudgetAdmitsExactlyWhatFits(t *testing.T) {
+func TestCase048(t *testing.T) {
 	t.Parallel()
 	s := sharedStack(t)
 	for _, tc := range []struct {

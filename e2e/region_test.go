@@ -113,7 +113,7 @@ channels:
 {{- range .Faces}}
   - {name: {{.Name}}, provider: {{.Name}}, secret: "file:{{.Secret}}", priority: 1, slots: 5000, models: [{name: m, upstream: m-at-{{.Name}}}, {name: only-{{.Name}}, upstream: m}, {name: m-h2}]}
 {{- end}}
-  - {name: hasty, provider: hasty, secret: "file:{{(index .Faces 0).Secret}}", slots: 5000, models: [{name: m-silent, upstream: m-at-hasty}]}
+  - {name: hasty, provider: hasty, secret: "file:{{(index .Faces 0).Secret}}", slots: 5000, models: [{name: m-silent, upstream: m-at-hasty}, {name: m-slow, upstream: m-at-hasty}]}
   - {name: refusing, provider: refusing, secret: "file:{{(index .Faces 0).Secret}}", slots: 5000, models: [{name: m-refused, upstream: m-at-refusing}]}
   - {name: first, provider: a, secret: "file:{{(index .Faces 0).Secret}}", slots: 5000, models: [{name: two, upstream: m-first}]}
   - {name: second, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 5000, models: [{name: two, upstream: m-second-longer}, {name: m-silent, upstream: m-second-longer}, {name: m-refused, upstream: m-second-longer}]}
@@ -140,6 +140,7 @@ models:
   - {name: m-h2, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: two, max_output: 64, prices: [{version: v1, input: "2", cache_read: "0.2", output: "8"}]}
   - {name: m-silent, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: m-slow, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: m-refused, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: narrow, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: two-tls, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
@@ -169,6 +170,7 @@ policies:
   - {name: budget1000, budget_day: "0.001"}
   - {name: rpm1, rpm: 1, in_flight: 1}
   - {name: flight1, in_flight: 1}
+  - {name: flight5, in_flight: 5}
   - {name: wide, rpm: 1000000, tpm: 1000000000, in_flight: 100000, budget_day: "1000000", budget_month: "1000000"}
   - {name: tpm500, tpm: 500}
   - {name: metered, rpm: 6, tpm: 6000, in_flight: 6, budget_day: "1", budget_month: "10"}
