@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"errors"
 	"context"
 	"io"
 	"math/rand/v2"
@@ -206,7 +207,7 @@ func (s *seen) read(rng *rand.Rand, body io.Reader) {
 
 // finish takes the end of the body: io.EOF is the good one.
 func (s *seen) finish(got *bytes.Buffer, err error) {
-	if err != io.EOF {
+	if !errors.Is(err, io.EOF) {
 		s.err = err
 		return
 	}

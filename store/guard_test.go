@@ -129,8 +129,8 @@ func TestAStoreThatWasNeverThere(t *testing.T) {
 	eventually(t, "it is found down", func() bool { return !s.Alive() })
 }
 
+// It runs alone: beside other tests the machine's silence would be judged.
 func TestABurstIsNoFreeze(t *testing.T) {
-	t.Parallel()
 	s := guardedStore(t)
 	var wg sync.WaitGroup
 	for range 1100 {
