@@ -2,8 +2,8 @@ package e2e
 
 import (
 	"bytes"
-	"errors"
 	"context"
+	"errors"
 	"io"
 	"math/rand/v2"
 	"net/http"
