@@ -32,9 +32,9 @@ const (
 
 // The targets.
 const (
-	bareTarget    = "bare Envoy"
-	keywayTarget  = "Keyway"
-	renamedTarget = "Keyway, model renamed"
+	bareTarget   = "bare Envoy"
+	keywayTarget = "Keyway"
+	fullTarget   = "Keyway, all at once"
 )
 
 // figures are those of one target in one round.
@@ -49,44 +49,78 @@ type figures struct {
 	envoy, gateway     float64
 	firstP50, firstP99 time.Duration
 	chunkP50, chunkP99 time.Duration
+	// others is the share of the machine that other processes took meanwhile, 0 to 1.
+	others float64
 }
+
+const (
+	// disturbed is the share of the machine in other hands from which a
+	// measurement is made again, up to retries times in the whole run.
+	disturbed = 0.08
+	retries   = 45
+)
 
 // BenchmarkGateway runs the rounds and writes the report. It is one long
 // measurement, so b.N does not matter.
 func BenchmarkGateway(b *testing.B) {
 	r := startRegion(b)
-	key := r.key(b)
+	key, fullKey := r.key(b, "usual", "rates"), r.key(b, "full", "all")
 	ingress := r.ready.BaseURL[len("http://"):]
 	targets := []target{
 		newTarget(bareTarget, r.bare, key, "bench"),
 		newTarget(keywayTarget, ingress, key, "bench"),
-		newTarget(renamedTarget, ingress, key, "renamed"),
+		newTarget(fullTarget, ingress, fullKey, "renamed"),
 	}
 	results := map[string][]figures{}
-	load := machineLoad(b)
+	again := retries
 	for round := range *rounds {
 		for _, t := range targets {
-			results[t.name] = append(results[t.name], r.round(b, t))
+			results[t.name] = append(results[t.name], r.calm(b, t, &again))
 		}
 		slices.Reverse(targets) // nobody is always the first after a pause
 		b.Logf("round %d of %d done", round+1, *rounds)
 	}
-	text := write(results, r.profiles(b, newTarget(keywayTarget, ingress, key, "bench")), load)
+	text := write(results, r.profiles(b, newTarget(keywayTarget, ingress, key, "bench")))
 	b.Log("\n" + text)
 	if *report != "" {
 		require.NoError(b, os.WriteFile(*report, []byte(text), 0o644))
 	}
 }
 
+// calm measures a target, and again while others disturb it and again allows;
+// the calmest measurement counts.
+func (r *region) calm(b *testing.B, t target, again *int) figures {
+	b.Helper()
+	best := figures{others: 1}
+	for {
+		others := r.watchOthers(b)
+		f, err := r.round(b, t)
+		f.others = others()
+		// A crowded machine starves the store until the gateway refuses, rightly.
+		if err != nil && (f.others <= disturbed || *again == 0) {
+			require.NoError(b, err)
+		}
+		if err == nil && f.others <= best.others {
+			best = f
+		}
+		if best.others <= disturbed || *again == 0 && err == nil {
+			return best
+		}
+		*again--
+	}
+}
+
 // round measures one target once.
-func (r *region) round(b *testing.B, t target) figures {
+func (r *region) round(b *testing.B, t target) (f figures, err error) {
 	b.Helper()
 	runtime.GC() // the generator's own garbage is nobody's latency
-	_, err := pour(t, crowd, warmFor)
-	require.NoError(b, err)
+	if _, err := pour(t, crowd, warmFor); err != nil {
+		return f, err
+	}
 	alone, err := pour(t, 1, aloneFor)
-	require.NoError(b, err)
-	var f figures
+	if err != nil {
+		return f, err
+	}
 	f.aloneP50, f.aloneP99 = quantiles(alone.latencies)
 	f.aloneRate = alone.rate()
 
@@ -94,7 +128,9 @@ func (r *region) round(b *testing.B, t target) figures {
 	before, err := r.cpu()
 	require.NoError(b, err)
 	many, err := pour(t, crowd, crowdFor)
-	require.NoError(b, err)
+	if err != nil {
+		return f, err
+	}
 	time.Sleep(booksFor)
 	after, err := r.cpu()
 	require.NoError(b, err)
@@ -113,10 +149,12 @@ func (r *region) round(b *testing.B, t target) figures {
 	}
 
 	s, err := stream(t, streams)
-	require.NoError(b, err)
+	if err != nil {
+		return f, err
+	}
 	f.firstP50, f.firstP99 = quantiles(s.firsts)
 	f.chunkP50, f.chunkP99 = quantiles(s.delays)
-	return f
+	return f, nil
 }
 
 func (f flow) rate() float64 { return float64(f.requests) / f.took.Seconds() }

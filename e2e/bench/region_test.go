@@ -93,8 +93,8 @@ func (r *region) startUpstream(t testing.TB) {
 	waitFor(t, func() bool { return accepts(r.upstream) })
 }
 
-// startKeyway runs a region with every limit in force: the policy of the key
-// and that of its identity have all five kinds.
+// startKeyway runs a region with every kind of limit: rates on keys and money
+// on identities, or all of them on both.
 func (r *region) startKeyway(t testing.TB) {
 	t.Helper()
 	_, port, err := net.SplitHostPort(freeAddr(t))
@@ -136,15 +136,18 @@ models:
   - {name: renamed, context_window: 200000, max_output: 4096, prices: [{version: v1, input: "2.5", output: "10"}]}
 policies:
   - {name: all, rpm: 10000000, tpm: 1000000000, in_flight: 100000, budget_day: "100000000", budget_month: "100000000"}
+  - {name: rates, rpm: 10000000, tpm: 1000000000, in_flight: 100000}
+  - {name: money, budget_day: "100000000", budget_month: "100000000"}
 identities:
-  - {id: bench, policy: all}
+  - {id: usual, policy: money}
+  - {id: full, policy: all}
 `
 
-// key makes a virtual key.
-func (r *region) key(t testing.TB) string {
+// key makes a virtual key of an identity with a policy of its own.
+func (r *region) key(t testing.TB, identity, policy string) string {
 	t.Helper()
 	out, err := exec.Command(r.binary, "key", "create", "-o", "json", "--store", r.ready.RedisURL,
-		"--identity", "bench", "--policy", "all").Output()
+		"--identity", identity, "--policy", policy).Output()
 	require.NoError(t, err)
 	var made struct {
 		Secret string `json:"secret"`
@@ -237,6 +240,9 @@ func waitFor(t testing.TB, done func() bool) {
 	}
 }
 
+// ticks is the kernel's unit of processor time, a hundredth of a second.
+const ticks = 100
+
 // cpu reads the processor time of every process since its start, in seconds.
 func (r *region) cpu() (map[string]float64, error) {
 	out := make(map[string]float64, len(r.pids))
@@ -249,11 +255,41 @@ func (r *region) cpu() (map[string]float64, error) {
 		}
 		// The name may hold spaces; the fields behind it count from 3 (state).
 		fields := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
-		const utime, stime, ticks = 14 - 3, 15 - 3, 100
+		const utime, stime = 14 - 3, 15 - 3
 		user, err1 := strconv.ParseFloat(fields[utime], 64)
 		system, err2 := strconv.ParseFloat(fields[stime], 64)
 		errs = append(errs, err1, err2)
 		out[name] = (user + system) / ticks
 	}
 	return out, errors.Join(errs...)
+}
+
+// watchOthers begins to watch over the machine; the function it returns says
+// what share of it, 0 to 1, processes that are not ours took since then.
+func (r *region) watchOthers(t testing.TB) func() float64 {
+	t.Helper()
+	look := func() (busy, all, own float64) {
+		raw, err := os.ReadFile("/proc/stat")
+		require.NoError(t, err)
+		line, _, _ := strings.Cut(string(raw), "\n")
+		for i, field := range strings.Fields(line)[1:9] { // user nice system idle iowait irq softirq steal
+			v, err := strconv.ParseFloat(field, 64)
+			require.NoError(t, err)
+			all += v
+			if i != 3 && i != 4 {
+				busy += v
+			}
+		}
+		ours, err := r.cpu()
+		require.NoError(t, err)
+		for _, v := range ours {
+			own += v * ticks
+		}
+		return busy, all, own
+	}
+	busy, all, own := look()
+	return func() float64 {
+		nowBusy, nowAll, nowOwn := look()
+		return max(0, (nowBusy-busy)-(nowOwn-own)) / (nowAll - all)
+	}
 }
