@@ -26,6 +26,7 @@ E2E := keyway/e2e keyway/e2e/sdk keyway/e2e/sdk/gosdk
 # Judges milliseconds of real servers: nothing is compiled or tested beside it.
 ALONE := keyway/store
 FUZZTIME ?= 20s
+CHAOS    ?= 5m
 
 .PHONY: help up build parts test unit fuzz e2e bench corpus lint fmt generate check ci
 
@@ -57,6 +58,9 @@ fuzz: ## Fuzz the SSE splitter, the request reader and the usage readers.
 
 e2e: parts ## Run the tests on the real Envoy, a real store and the real SDKs.
 	$(TEST_ENV) $(GO) test -count=1 -timeout 20m $(E2E)
+
+chaos: parts ## Run the chaos test for CHAOS (5m).
+	$(TEST_ENV) $(GO) test -count=1 -timeout 60m -run '^TestChaos$$' -v ./e2e -chaos $(CHAOS)
 
 bench: parts ## Measure against bare Envoy; figures go to docs/benchmarks.md.
 	$(TEST_ENV) $(GO) test -run '^$$' -bench . -benchtime 1x -count=1 -timeout 60m ./e2e/bench

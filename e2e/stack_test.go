@@ -82,6 +82,7 @@ func ownStack(t testing.TB) *stack {
 		if t.Failed() {
 			t.Logf("keyway up printed:\n%s\n%s", s.output, s.logs())
 		}
+		os.RemoveAll(s.dir)
 	})
 	return s
 }
