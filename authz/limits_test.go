@@ -64,20 +64,41 @@ func TestRefusalsNameTheLimit(t *testing.T) {
 		wait     time.Duration
 		hopeless bool
 	}{
-		{"a model's own", domain.Refusal{Kind: domain.LimitRPM, Scope: domain.ScopeKeyModel, Limit: 7, RetryAfter: 3 * time.Second},
-			"This API key for this model has reached its limit of 7 requests per minute. Try again later.", 3 * time.Second, false},
-		{"a model's for the identity", domain.Refusal{Kind: domain.LimitInFlight, Scope: domain.ScopeIdentityModel, Limit: 7},
-			"This account for this model has reached its limit of 7 requests in flight. Try again later.", time.Second, false},
-		{"more than a burst", domain.Refusal{Kind: domain.LimitTPM, Scope: domain.ScopeKey, Limit: 1000, Size: 129},
-			"This request needs 130 tokens and the limit of this API key is 129 at once. Shorten the prompt or lower the output cap.", 0, true},
-		{"a burst that is used", domain.Refusal{Kind: domain.LimitTPM, Scope: domain.ScopeKey, Limit: 100, Size: 130, RetryAfter: time.Hour},
-			"This API key has reached its limit of 100 tokens per minute. Try again later.", time.Minute, false},
-		{"images", domain.Refusal{Kind: domain.LimitImagesDay, Scope: domain.ScopeIdentity, Limit: 9, Size: 9},
-			"This account has reached its limit of 9 images per day. Try again tomorrow, or without the tool image_generation.", 0, true},
-		{"the region's", domain.Refusal{Kind: domain.LimitTPM, Scope: domain.ScopeRegion, Limit: 777, Size: 777, RetryAfter: 2 * time.Second},
-			"This gateway has reached its limit of tokens per minute for everyone together. Try again later.", 2 * time.Second, false},
-		{"more than the region's", domain.Refusal{Kind: domain.LimitTPM, Scope: domain.ScopeRegion, Limit: 77, Size: 77},
-			"This request needs 130 tokens, more than this gateway ever lets through at once. Shorten the prompt or lower the output cap.", 0, true},
+		{
+			"a model's own",
+			domain.Refusal{Kind: domain.LimitRPM, Scope: domain.ScopeKeyModel, Limit: 7, RetryAfter: 3 * time.Second},
+			"This API key for this model has reached its limit of 7 requests per minute. Try again later.", 3 * time.Second, false,
+		},
+		{
+			"a model's for the identity",
+			domain.Refusal{Kind: domain.LimitInFlight, Scope: domain.ScopeIdentityModel, Limit: 7},
+			"This account for this model has reached its limit of 7 requests in flight. Try again later.", time.Second, false,
+		},
+		{
+			"more than a burst",
+			domain.Refusal{Kind: domain.LimitTPM, Scope: domain.ScopeKey, Limit: 1000, Size: 129},
+			"This request needs 130 tokens and the limit of this API key is 129 at once. Shorten the prompt or lower the output cap.", 0, true,
+		},
+		{
+			"a burst that is used",
+			domain.Refusal{Kind: domain.LimitTPM, Scope: domain.ScopeKey, Limit: 100, Size: 130, RetryAfter: time.Hour},
+			"This API key has reached its limit of 100 tokens per minute. Try again later.", time.Minute, false,
+		},
+		{
+			"images",
+			domain.Refusal{Kind: domain.LimitImagesDay, Scope: domain.ScopeIdentity, Limit: 9, Size: 9},
+			"This account has reached its limit of 9 images per day. Try again tomorrow, or without the tool image_generation.", 0, true,
+		},
+		{
+			"the region's",
+			domain.Refusal{Kind: domain.LimitTPM, Scope: domain.ScopeRegion, Limit: 777, Size: 777, RetryAfter: 2 * time.Second},
+			"This gateway has reached its limit of tokens per minute for everyone together. Try again later.", 2 * time.Second, false,
+		},
+		{
+			"more than the region's",
+			domain.Refusal{Kind: domain.LimitTPM, Scope: domain.ScopeRegion, Limit: 77, Size: 77},
+			"This request needs 130 tokens, more than this gateway ever lets through at once. Shorten the prompt or lower the output cap.", 0, true,
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()

@@ -42,10 +42,16 @@ func TestCase048(t *testing.T) {
 		api                   domain.API
 		refused               refusal
 	}{
-		{"key", "wide", "key", []string{"--policy", "budget1000"}, domain.APIChat,
-			refusal{dialect: domain.DialectOpenAI, status: 429, kind: "insufficient_quota", code: "insufficient_quota", hopeless: true}},
-		{"identity", "purse", "identity", nil, domain.APIMessages,
-			refusal{dialect: domain.DialectAnthropic, status: 402, kind: "billing_error", hopeless: true}},
+		{
+			"key", "wide", "key",
+			[]string{"--policy", "budget1000"},
+			domain.APIChat,
+			refusal{dialect: domain.DialectOpenAI, status: 429, kind: "insufficient_quota", code: "insufficient_quota", hopeless: true},
+		},
+		{
+			"identity", "purse", "identity", nil, domain.APIMessages,
+			refusal{dialect: domain.DialectAnthropic, status: 402, kind: "billing_error", hopeless: true},
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			a := costing(t, s, 100, ask{api: tc.api, model: "m", script: holdsOpen})
@@ -185,10 +191,18 @@ func TestSlots(t *testing.T) {
 		api      domain.API
 		want     refusal
 	}{
-		{"of the only channel", "narrow", []string{"narrow", "narrow"}, domain.APIChat,
-			refusal{dialect: domain.DialectOpenAI, status: 429, kind: "rate_limit_error", code: "rate_limit_exceeded"}},
-		{"full ones are skipped", "spill", []string{"tight", "spare"}, domain.APIMessages,
-			refusal{dialect: domain.DialectAnthropic, status: 429, kind: "rate_limit_error"}},
+		{
+			"of the only channel", "narrow",
+			[]string{"narrow", "narrow"},
+			domain.APIChat,
+			refusal{dialect: domain.DialectOpenAI, status: 429, kind: "rate_limit_error", code: "rate_limit_exceeded"},
+		},
+		{
+			"full ones are skipped", "spill",
+			[]string{"tight", "spare"},
+			domain.APIMessages,
+			refusal{dialect: domain.DialectAnthropic, status: 429, kind: "rate_limit_error"},
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := s.caller(t, "wide", "--policy", "wide")

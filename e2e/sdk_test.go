@@ -36,8 +36,10 @@ func sdkCases() []sdkcase.Case {
 		sdkcase.Case{Name: "chat usage declined", API: sdkcase.Chat, Stream: true, IncludeUsage: &refused, Prompt: sdkUsage},
 		sdkcase.Case{Name: "embeddings", API: sdkcase.Embeddings, Inputs: []string{"one two", "three"}},
 		sdkcase.Case{Name: "embeddings float", API: sdkcase.Embeddings, Prompt: "one two", EncodingFormat: "float"},
-		sdkcase.Case{Name: "chat after a failed channel", API: sdkcase.Chat, Stream: true, Model: "two",
-			Prompt: `[[fake:{"only_face":"a","status":500}]] hello`},
+		sdkcase.Case{
+			Name: "chat after a failed channel", API: sdkcase.Chat, Stream: true, Model: "two",
+			Prompt: `[[fake:{"only_face":"a","status":500}]] hello`,
+		},
 	)
 }
 

@@ -2,7 +2,6 @@ package envoy
 
 import (
 	"cmp"
-
 	"fmt"
 
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"

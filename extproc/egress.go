@@ -128,8 +128,10 @@ func egressHeaders(a attempt, channel domain.Channel, sk secret.Secret) []wire.H
 
 // errNoSlot ends a request whose fallback channel is full: a local reply of an
 // upstream filter is final, so there is no third channel to try.
-var errNoSlot = &domain.Error{Code: domain.CodeRateLimited, RetryAfter: time.Second,
-	Message: "The provider failed and the next channel is busy; try again in a second."}
+var errNoSlot = &domain.Error{
+	Code: domain.CodeRateLimited, RetryAfter: time.Second,
+	Message: "The provider failed and the next channel is busy; try again in a second.",
+}
 
 // takeSlot moves the slot from the former attempt's channel to this one's.
 func (s *Server) takeSlot(ctx context.Context, a attempt) error {

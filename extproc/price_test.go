@@ -20,8 +20,11 @@ func TestUnpricedTiersAreCounted(t *testing.T) {
 		result domain.SettleResult
 		want   float64
 	}{
-		{"", domain.SettleDone, 0}, {"flex", domain.SettleDone, 0}, {"turbo", domain.SettleDone, 1},
-		{"turbo", domain.SettleAlready, 1}, {"turbo", domain.SettleUnknown, 2},
+		{"", domain.SettleDone, 0},
+		{"flex", domain.SettleDone, 0},
+		{"turbo", domain.SettleDone, 1},
+		{"turbo", domain.SettleAlready, 1},
+		{"turbo", domain.SettleUnknown, 2},
 	} {
 		s.settled(domain.Settlement{Decision: d, Record: domain.UsageRecord{Usage: domain.Usage{Tier: step.tier}}}, step.result)
 		require.InDelta(t, step.want, testutil.ToFloat64(s.metrics.unpricedTiers), 0, "%+v", step)

@@ -302,14 +302,22 @@ func TestErrorsAreSettledAtTheHead(t *testing.T) {
 		answer  answer
 		replace domain.Code
 	}{
-		{"the provider's own words pass", answer{status: 429, fromUpstream: true, attempts: 2, notes: "a=500;b=429;",
-			headers: map[string][]string{"content-type": {"application/json"}, "retry-after": {"3600"}}}, ""},
-		{"a refusal of our credential does not", answer{status: 401, fromUpstream: true, attempts: 2, notes: "a=500;b=401;",
-			headers: map[string][]string{"content-type": {"application/json"}}}, domain.CodeUpstream},
-		{"a page of HTML does not", answer{status: 502, fromUpstream: true, attempts: 2, notes: "a=500;b=502;",
-			headers: map[string][]string{"content-type": {"text/html"}}}, domain.CodeUpstream},
-		{"Envoy's own reply is in the dialect already", answer{status: 504, attempts: 2, notes: "a=500;",
-			headers: map[string][]string{"content-type": {"application/json"}}}, ""},
+		{"the provider's own words pass", answer{
+			status: 429, fromUpstream: true, attempts: 2, notes: "a=500;b=429;",
+			headers: map[string][]string{"content-type": {"application/json"}, "retry-after": {"3600"}},
+		}, ""},
+		{"a refusal of our credential does not", answer{
+			status: 401, fromUpstream: true, attempts: 2, notes: "a=500;b=401;",
+			headers: map[string][]string{"content-type": {"application/json"}},
+		}, domain.CodeUpstream},
+		{"a page of HTML does not", answer{
+			status: 502, fromUpstream: true, attempts: 2, notes: "a=500;b=502;",
+			headers: map[string][]string{"content-type": {"text/html"}},
+		}, domain.CodeUpstream},
+		{"Envoy's own reply is in the dialect already", answer{
+			status: 504, attempts: 2, notes: "a=500;",
+			headers: map[string][]string{"content-type": {"application/json"}},
+		}, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()

@@ -104,8 +104,10 @@ func replacement(a answer) *domain.Error {
 		return nil
 	}
 	if a.status == 401 || a.status == 403 {
-		return &domain.Error{Code: domain.CodeUpstream,
-			Message: "The provider refused the gateway's own credential for this model. Give your operator the request id."}
+		return &domain.Error{
+			Code:    domain.CodeUpstream,
+			Message: "The provider refused the gateway's own credential for this model. Give your operator the request id.",
+		}
 	}
 	if _, ok := bodyFormat(a); ok && !a.ended {
 		return nil

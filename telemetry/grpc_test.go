@@ -15,7 +15,7 @@ import (
 	"keyway/telemetry"
 )
 
-func serveGRPC(t *testing.T, ctx context.Context, change func(*telemetry.ServeGRPCOptions)) (string, chan error) {
+func serveGRPC(ctx context.Context, t *testing.T, change func(*telemetry.ServeGRPCOptions)) (string, chan error) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -35,7 +35,7 @@ func TestServeGRPCEndsInOrder(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	var order []string
-	addr, done := serveGRPC(t, ctx, func(o *telemetry.ServeGRPCOptions) {
+	addr, done := serveGRPC(ctx, t, func(o *telemetry.ServeGRPCOptions) {
 		o.Stopping = func() { order = append(order, "stopping") }
 		o.Background = []func(context.Context) error{func(ctx context.Context) error {
 			<-ctx.Done()
@@ -58,14 +58,14 @@ func TestServeGRPCStoppedBeforeItBegan(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, done := serveGRPC(t, ctx, nil)
+	_, done := serveGRPC(ctx, t, nil)
 	require.NoError(t, <-done)
 }
 
 func TestServeGRPCEndsWithItsBackground(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("broken")
-	_, done := serveGRPC(t, t.Context(), func(o *telemetry.ServeGRPCOptions) {
+	_, done := serveGRPC(t.Context(), t, func(o *telemetry.ServeGRPCOptions) {
 		o.Background = []func(context.Context) error{func(context.Context) error { return broken }}
 	})
 	require.ErrorIs(t, <-done, broken)

@@ -43,24 +43,29 @@ func TestLargeAnswersNeedLittleMemory(t *testing.T) {
 		input, out, text int64
 	}{
 		{
-			"chat frame", WatchOptions{API: domain.APIChat, Format: FormatSSE, StripUsage: true},
+			"chat frame",
+			WatchOptions{API: domain.APIChat, Format: FormatSSE, StripUsage: true},
 			`data: {"choices":[{"index":0,"delta":{"image":"`, `"},"finish_reason":"stop"}]}` + "\n\n" + usageChunk, 5 << 20, 7, 5, 0,
 		},
 		{
-			"one line of 12 MB (case 40)", WatchOptions{API: domain.APIResponses, Format: FormatSSE},
+			"one line of 12 MB (case 40)",
+			WatchOptions{API: domain.APIResponses, Format: FormatSSE},
 			`data: {"type":"response.image_generation_call.partial_image","partial_image_b64":"`,
 			"\"}\n\n" + `data: {"type":"response.completed","response":{"usage":{"input_tokens":7,"output_tokens":5}}}` + "\n\n", 12 << 20, 7, 5, 0,
 		},
 		{
-			"completed frame of 8 MB", WatchOptions{API: domain.APIResponses, Format: FormatSSE},
+			"completed frame of 8 MB",
+			WatchOptions{API: domain.APIResponses, Format: FormatSSE},
 			`data: {"type":"response.completed","response":{"output":[{"result":"`, `"}],"usage":{"input_tokens":7,"output_tokens":5}}}` + "\n\n", 8 << 20, 7, 5, 0,
 		},
 		{
-			"embeddings of 20 MB", WatchOptions{API: domain.APIEmbeddings, Format: FormatJSON},
+			"embeddings of 20 MB",
+			WatchOptions{API: domain.APIEmbeddings, Format: FormatJSON},
 			`{"data":[{"embedding":"`, `"}],"usage":{"prompt_tokens":7,"total_tokens":7}}`, 20 << 20, 7, 0, 0,
 		},
 		{
-			"model name of 1 MB", WatchOptions{API: domain.APIChat, Format: FormatJSON},
+			"model name of 1 MB",
+			WatchOptions{API: domain.APIChat, Format: FormatJSON},
 			`{"model":"`, `","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":5}}`, 1 << 20, 7, 5, 0,
 		},
 	}
@@ -333,12 +338,28 @@ func usageOracle(body []byte) (map[countField]int64, bool) {
 // or one stands twice: then the order decides, which a map does not keep.
 func repeatsKey(body []byte) bool {
 	for _, names := range [][]string{
-		{`"usage"`}, {`"prompt_tokens"`, `"input_tokens"`}, {`"completion_tokens"`, `"output_tokens"`}, {`"total_tokens"`},
-		{`"cached_tokens"`, `"cache_read_input_tokens"`}, {`"cache_write_tokens"`, `"cache_creation_input_tokens"`},
-		{`"reasoning_tokens"`, `"thinking_tokens"`}, {`"ephemeral_5m_input_tokens"`}, {`"ephemeral_1h_input_tokens"`, `"ttl_1h_tokens"`},
-		{`"ttl_30m_tokens"`}, {`"ttl_12h_tokens"`}, {`"audio_tokens"`}, {`"image_tokens"`}, {`"web_search_requests"`}, {`"web_fetch_requests"`},
-		{`"server_tool_use"`}, {`"cache_write_tokens_details"`},
-		{`"prompt_tokens_details"`}, {`"input_tokens_details"`}, {`"completion_tokens_details"`}, {`"output_tokens_details"`}, {`"cache_creation"`},
+		{`"usage"`},
+		{`"prompt_tokens"`, `"input_tokens"`},
+		{`"completion_tokens"`, `"output_tokens"`},
+		{`"total_tokens"`},
+		{`"cached_tokens"`, `"cache_read_input_tokens"`},
+		{`"cache_write_tokens"`, `"cache_creation_input_tokens"`},
+		{`"reasoning_tokens"`, `"thinking_tokens"`},
+		{`"ephemeral_5m_input_tokens"`},
+		{`"ephemeral_1h_input_tokens"`, `"ttl_1h_tokens"`},
+		{`"ttl_30m_tokens"`},
+		{`"ttl_12h_tokens"`},
+		{`"audio_tokens"`},
+		{`"image_tokens"`},
+		{`"web_search_requests"`},
+		{`"web_fetch_requests"`},
+		{`"server_tool_use"`},
+		{`"cache_write_tokens_details"`},
+		{`"prompt_tokens_details"`},
+		{`"input_tokens_details"`},
+		{`"completion_tokens_details"`},
+		{`"output_tokens_details"`},
+		{`"cache_creation"`},
 	} {
 		n := 0
 		for _, name := range names {

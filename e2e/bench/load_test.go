@@ -95,7 +95,7 @@ func (c *caller) begin(request []byte) (io.Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	var body io.Reader = io.LimitReader(c.r, h.body)
+	body := io.LimitReader(c.r, h.body)
 	if h.chunked {
 		body = httputil.NewChunkedReader(c.r)
 	}

@@ -93,21 +93,29 @@ func moveOn(ctx context.Context, nodes []*node, tag string) error {
 	return nil
 }
 
-// ownerOf is the index of the node that says that it owns slot.
+// ownerOf is the index of the node that says of itself that it owns slot:
+// what others say of it may be old.
 func ownerOf(ctx context.Context, nodes []*node, slot int) (int, error) {
-	ranges, err := nodes[0].ClusterSlots(ctx).Result()
-	if err != nil {
-		return 0, fmt.Errorf("ask for the owners of slots: %w", err)
-	}
-	for _, r := range ranges {
-		if slot < r.Start || slot > r.End {
-			continue
+	for i, n := range nodes {
+		shards, err := n.ClusterShards(ctx).Result()
+		if err != nil {
+			return 0, fmt.Errorf("ask for the owners of slots: %w", err)
 		}
-		for i, n := range nodes {
-			if n.id == r.Nodes[0].ID {
+		for _, shard := range shards {
+			// No node of these clusters has a replica: a shard is its one node.
+			if shard.Nodes[0].ID == n.id && holds(shard.Slots, int64(slot)) {
 				return i, nil
 			}
 		}
 	}
 	return 0, fmt.Errorf("no node owns slot %d", slot)
+}
+
+func holds(ranges []redis.SlotRange, slot int64) bool {
+	for _, r := range ranges {
+		if r.Start <= slot && slot <= r.End {
+			return true
+		}
+	}
+	return false
 }
