@@ -97,25 +97,17 @@ func moveOn(ctx context.Context, nodes []*node, tag string) error {
 // what others say of it may be old.
 func ownerOf(ctx context.Context, nodes []*node, slot int) (int, error) {
 	for i, n := range nodes {
-		shards, err := n.ClusterShards(ctx).Result()
+		//nolint:staticcheck // On Redis 7.0, CLUSTER SHARDS leaves out slots that lately moved.
+		ranges, err := n.ClusterSlots(ctx).Result()
 		if err != nil {
 			return 0, fmt.Errorf("ask for the owners of slots: %w", err)
 		}
-		for _, shard := range shards {
-			// No node of these clusters has a replica: a shard is its one node.
-			if shard.Nodes[0].ID == n.id && holds(shard.Slots, int64(slot)) {
+		for _, r := range ranges {
+			// No node of these clusters has a replica.
+			if r.Nodes[0].ID == n.id && r.Start <= slot && slot <= r.End {
 				return i, nil
 			}
 		}
 	}
 	return 0, fmt.Errorf("no node owns slot %d", slot)
-}
-
-func holds(ranges []redis.SlotRange, slot int64) bool {
-	for _, r := range ranges {
-		if r.Start <= slot && slot <= r.End {
-			return true
-		}
-	}
-	return false
 }
