@@ -25,6 +25,9 @@ TEST_ENV := env -u KEYWAY_REDIS_URL
 E2E := keyway/e2e keyway/e2e/sdk keyway/e2e/sdk/gosdk
 # Judges milliseconds of real servers: nothing is compiled or tested beside it.
 ALONE := keyway/store
+# Drills of whole topologies under load, which the race detector slows into
+# outages; like the end-to-end tests they run without it.
+DRILLS := ^TestEveryTopology$$
 FUZZTIME ?= 20s
 CHAOS    ?= 5m
 
@@ -49,7 +52,8 @@ unit: ## Run the unit tests, with the race detector.
 	@if [ -z "$(RACE)" ]; then echo "no C compiler: the unit tests run without the race detector" >&2; [ "$${CI:-}" != true ]; fi
 	$(TEST_ENV) $(GO) test $(RACE) -shuffle=on -count=1 -timeout 8m \
 	  $$($(GO) list ./... | grep -vxF -e '' $(addprefix -e ,$(E2E) $(ALONE)))
-	$(TEST_ENV) $(GO) test $(RACE) -shuffle=on -count=1 -timeout 8m $(ALONE)
+	$(TEST_ENV) $(GO) test $(RACE) -shuffle=on -count=1 -timeout 8m -skip '$(DRILLS)' $(ALONE)
+	$(TEST_ENV) $(GO) test -count=1 -timeout 8m -run '$(DRILLS)' $(ALONE)
 
 fuzz: ## Fuzz the SSE splitter, the request reader and the usage readers.
 	$(GO) test -run '^$$' -fuzz '^FuzzSplitter$$' -fuzztime $(FUZZTIME) ./wire/sse
