@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -66,6 +68,9 @@ func moveOn(ctx context.Context, nodes []*node, tag string) error {
 	if err != nil {
 		return fmt.Errorf("read address: %w", err)
 	}
+	if err := catchUp(ctx, from, to); err != nil {
+		return err
+	}
 	err = errors.Join(
 		to.Do(ctx, "cluster", "setslot", slot, "importing", from.id).Err(),
 		from.Do(ctx, "cluster", "setslot", slot, "migrating", to.id).Err(),
@@ -91,6 +96,44 @@ func moveOn(ctx context.Context, nodes []*node, tag string) error {
 		return fmt.Errorf("move slot %d from %s to %s: %w", slot, from.addr, to.addr, err)
 	}
 	return nil
+}
+
+// catchUp waits until to has heard of the epoch of from. A node that takes a slot
+// claims it with an epoch above all that it knows; if that is not above the former
+// owner's, an old claim of the former owner that arrives late takes the slot away
+// again, and then it is nobody's.
+func catchUp(ctx context.Context, from, to *node) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	for {
+		mine, err := from.epoch(ctx, "cluster_my_epoch")
+		if err != nil {
+			return err
+		}
+		known, err := to.epoch(ctx, "cluster_current_epoch")
+		if err != nil {
+			return err
+		}
+		if known >= mine {
+			return nil
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// epoch is one of the epochs in a node's CLUSTER INFO.
+func (n *node) epoch(ctx context.Context, field string) (int64, error) {
+	info, err := n.ClusterInfo(ctx).Result()
+	if err != nil {
+		return 0, fmt.Errorf("ask %s for its epoch: %w", n.addr, err)
+	}
+	_, rest, _ := strings.Cut(info, field+":")
+	value, _, _ := strings.Cut(rest, "\r\n")
+	epoch, err := strconv.ParseInt(value, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("read %s of %s: %w", field, n.addr, err)
+	}
+	return epoch, nil
 }
 
 // ownerOf is the index of the node that says of itself that it owns slot:
