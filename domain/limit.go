@@ -182,7 +182,7 @@ func (p Policy) LimitsImages(model string) bool {
 }
 
 // Refusal says which hold did not fit and when it can. Where several did not,
-// it is the one that frees last: before that, trying again is for nothing.
+// it is one that waiting does not help, else the one that frees soonest.
 type Refusal struct {
 	Kind  LimitKind
 	Scope Scope

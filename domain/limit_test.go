@@ -10,10 +10,10 @@ import (
 	"keyway/domain"
 )
 
-// TestWindowsFollowTheCalendar looks at both edges of days that are 23, 24 and
+// TestCase063WindowsFollowTheCalendar looks at both edges of days that are 23, 24 and
 // 25 hours long, of months of every length and of zones that begin their day
 // at odd hours of UTC.
-func TestWindowsFollowTheCalendar(t *testing.T) {
+func TestCase063WindowsFollowTheCalendar(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		zone       string

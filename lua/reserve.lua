@@ -18,9 +18,10 @@
 --   limit of L drains exactly L a millisecond.
 -- Returns: {status, index, wait, left 1, reset 1, left 2, reset 2, ...}.
 --   status 0 charged, 1 refused, 2 refused because the request was closed before;
---   index is the hold that refuses longest, from 1, else 0; wait is ms until it
---   can fit, 0 when waiting does not help; left is what each bucket could still
---   give, reset is ms until a rate bucket is full again.
+--   index is the hold that refuses, from 1, else 0: of several one that waiting
+--   does not help, else the one that frees soonest; wait is ms until it can fit,
+--   0 when waiting does not help; left is what each bucket could still give, reset
+--   is ms until a rate bucket is full again.
 -- Errors: WRONGTYPE of the reservation or a bucket, before any write; OOM before the script starts.
 local now = redis.call('TIME')
 now = now[1] * 1000 + math.floor(now[2] / 1000)
@@ -29,7 +30,7 @@ local state = redis.call('HGET', KEYS[1], 'state')
 if state and state ~= 'reserved' then return {2, 0, 0} end
 local fresh, never = not state, 2 ^ 52
 local at, ends = string.format('%.0f', now), string.format('%.0f', now + lease)
-local reply, used, refused, longest = {0, 0, 0}, {}, 0, -1
+local reply, used, refused, soonest = {0, 0, 0}, {}, 0, 0
 for i = 1, #KEYS - 2 do
   local key, class, limit, size = KEYS[i + 2], ARGV[5 * i], tonumber(ARGV[5 * i + 1]), tonumber(ARGV[5 * i + 2])
   local amount = fresh and tonumber(ARGV[5 * i + 3]) or 0
@@ -48,12 +49,14 @@ for i = 1, #KEYS - 2 do
     used[i] = tonumber(redis.call('GET', key)) or 0
   end
   local left = size * unit - used[i]
-  if left < amount * unit and wait > longest then refused, longest = i, wait end
+  if left < amount * unit and (refused == 0 or soonest < never and (wait == never or wait < soonest)) then
+    refused, soonest = i, wait
+  end
   reply[2 * i + 2], reply[2 * i + 3] = math.max(0, math.floor(left / unit)), reset
 end
 if not fresh then return reply end
 if refused > 0 then
-  reply[1], reply[2], reply[3] = 1, refused, longest < never and longest or 0
+  reply[1], reply[2], reply[3] = 1, refused, soonest < never and soonest or 0
   return reply
 end
 local kept = {'state', 'reserved', 'decision', ARGV[4]}

@@ -116,7 +116,7 @@ func readParts(d domain.Decision, cmds []*redis.Cmd) (a domain.Admission, undo [
 		if one.Refusal == nil {
 			undo = append(undo, closeCall(p, d, closing{used: nothingUsed, forget: noTombstone}))
 		}
-		a.Refusal = later(a.Refusal, one.Refusal)
+		a.Refusal = sooner(a.Refusal, one.Refusal)
 	}
 	if first := d.Candidates[0]; first.Slots > 0 {
 		undo = append(undo, releaseCall(first.Channel, d.RequestID))
@@ -124,10 +124,12 @@ func readParts(d domain.Decision, cmds []*redis.Cmd) (a domain.Admission, undo [
 	return a, undo, nil
 }
 
-// later is the refusal that ends later; where waiting does not help one, it is that.
-func later(a, b *domain.Refusal) *domain.Refusal {
+// sooner is the refusal that ends sooner; where waiting does not help one, it is that.
+func sooner(a, b *domain.Refusal) *domain.Refusal {
 	switch {
-	case a == nil || b != nil && a.RetryAfter > 0 && (b.RetryAfter == 0 || b.RetryAfter > a.RetryAfter):
+	case b == nil:
+		return a
+	case a == nil, a.RetryAfter > 0 && b.RetryAfter < a.RetryAfter: // also where b never ends, which is 0
 		return b
 	default:
 		return a

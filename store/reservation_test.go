@@ -117,8 +117,8 @@ func TestRefusalsSayWhyAndWhen(t *testing.T) {
 		{"budget", []domain.LimitKind{domain.LimitBudgetDay}, func(o tenant) []domain.Hold {
 			return []domain.Hold{o.hold(domain.LimitBudgetDay, 10, 10)}
 		}, domain.LimitBudgetDay, false, 9},
-		{"what lasts longest wins", []domain.LimitKind{domain.LimitRPM, domain.LimitBudgetDay}, func(o tenant) []domain.Hold {
-			return []domain.Hold{o.hold(domain.LimitRPM, slow, 1), o.hold(domain.LimitBudgetDay, 10, 10)}
+		{"what waiting does not help comes first", []domain.LimitKind{domain.LimitRPM, domain.LimitBudgetDay}, func(o tenant) []domain.Hold {
+			return []domain.Hold{o.hold(domain.LimitRPM, slow, 1), o.hold(domain.LimitBudgetDay, 10, 10), o.hold(domain.LimitInFlight, 0, 1)}
 		}, domain.LimitBudgetDay, false, 9},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -138,6 +138,40 @@ func TestRefusalsSayWhyAndWhen(t *testing.T) {
 			assert.Equal(t, row.waits, r.RetryAfter > 0, r.RetryAfter)
 			assert.LessOrEqual(t, r.RetryAfter, time.Minute)
 			assert.Equal(t, row.leftover, r.Remaining)
+		})
+	}
+}
+
+// Of several limits that refuse, the answer is the one that frees soonest,
+// wherever it stands and whichever part of the admission it belongs to.
+func TestTheSoonestOfSeveralRefusalsIsTold(t *testing.T) {
+	t.Parallel()
+	s := shared(t)
+	const soon, late = 6, 2 // a minute: one of them in ten seconds, in half a minute
+	for _, row := range []struct {
+		name     string
+		rpm, tpm int64
+		region   bool
+		kind     domain.LimitKind
+	}{
+		{"the first", soon, late, false, domain.LimitRPM},
+		{"the second", late, soon, false, domain.LimitTPM},
+		{"the region's", late, soon, true, domain.LimitTPM},
+		{"the identity's beside the region's", soon, late, true, domain.LimitRPM},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			o, region := newTenant(), newCeiling()
+			rpm, tpm := o.hold(domain.LimitRPM, row.rpm, 1), o.hold(domain.LimitTPM, row.tpm, 1)
+			if row.region {
+				tpm = region.hold(domain.LimitTPM, row.tpm, 1)
+			}
+			rpm.Burst, tpm.Burst = 1, 1
+			admit(t, s, o.decide(rpm, tpm))
+			r := refusal(t, s, o.decide(rpm, tpm))
+			assert.Equal(t, row.kind, r.Kind)
+			assert.Positive(t, r.RetryAfter)
+			assert.LessOrEqual(t, r.RetryAfter, time.Minute/soon)
 		})
 	}
 }
