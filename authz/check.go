@@ -89,12 +89,23 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	if q := wire.CleanQuery(query); q != "" {
 		d.Path += "?" + q
 	}
-	for _, c := range routing.Rank(channels, s.random)[:min(len(channels), maxCandidates)] {
-		d.Candidates = append(d.Candidates, candidate(c, peek, terms.inject))
+	table := s.channelHealth.table()
+	usable, soonest := table.usable(channels, model.Class, s.now())
+	for _, c := range routing.Rank(usable, s.random)[:min(len(usable), maxCandidates)] {
+		next := candidate(c, peek, terms.inject)
+		next.Class, next.Trial = model.Class, table.of(c, model.Class, s.now()).State == domain.HealthTrial
+		d.Candidates = append(d.Candidates, next)
 		d.FirstByteLimit = max(d.FirstByteLimit, c.Provider.FirstByteLimit)
 		d.StripUsage = d.StripUsage || (c.InjectUsage && peek.LacksUsage())
 	}
+	trial := s.claimTrial(ctx, &d)
+	if len(d.Candidates) == 0 {
+		return Admitted{}, resting(soonest, s.now(), len(usable))
+	}
 	admission, err := s.reserve(ctx, &d, terms.open)
+	if trial != nil && (err != nil || d.Candidates[0].Channel != trial.Channel) {
+		s.giveBack(ctx, *trial)
+	}
 	if err != nil {
 		return Admitted{}, err
 	}

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -54,6 +56,8 @@ type Options struct {
 	KeyChanges   KeyChanges
 	Reservations Reservations
 	Calibrations Calibrations
+	Cooldowns    Cooldowns
+	ChannelStats ChannelStats
 	// Listener is where Envoy connects; the Server closes it.
 	Listener   net.Listener
 	Health     *telemetry.Health
@@ -91,6 +95,8 @@ type Server struct {
 	calibration *calibration
 	outage      *outage
 	draining    atomic.Bool
+
+	channelHealth *health
 }
 
 // New makes a Server; it does no I/O. Its errors are a KeyTTL out of bounds and
@@ -117,6 +123,10 @@ func New(o Options) (*Server, error) {
 
 		calibration: &calibration{from: o.Calibrations},
 		outage:      newOutage(),
+	}
+	s.channelHealth = &health{
+		from: o.Cooldowns, stats: o.ChannelStats, channels: s.channelNames,
+		now: func() time.Time { return s.now() }, changed: make(chan struct{}, 1),
 	}
 	if s.stopTimeout == 0 {
 		s.stopTimeout = 5 * time.Second
@@ -145,6 +155,8 @@ func (s *Server) Run(ctx context.Context) error {
 		Background: []func(context.Context) error{
 			func(ctx context.Context) error { s.refunds.run(ctx); return nil },
 			func(ctx context.Context) error { s.calibration.run(ctx); return nil },
+			func(ctx context.Context) error { s.channelHealth.run(ctx); return nil },
+			s.channelHealth.follow,
 			s.followKeys,
 		},
 	})
@@ -156,6 +168,15 @@ func (s *Server) followKeys(ctx context.Context) error {
 		return fmt.Errorf("watch key changes: %w", err)
 	}
 	return nil
+}
+
+// channelNames are the channels of the configuration in force.
+func (s *Server) channelNames() []string {
+	snap := s.config.Load()
+	if snap == nil {
+		return nil
+	}
+	return slices.Collect(maps.Keys(snap.Channels))
 }
 
 // Check implements envoy.service.auth.v3.Authorization.

@@ -112,5 +112,6 @@ func candidate(c domain.Channel, peek *wire.Request, inject int64) domain.Candid
 	return domain.Candidate{
 		Channel: c.Name, UpstreamModel: upstream, Slots: c.Slots,
 		Patches: peek.Patches(wire.PatchOptions{UpstreamModel: upstream, InjectUsage: c.InjectUsage, OutputCap: inject}),
+		Account: c.Account,
 	}
 }

@@ -41,6 +41,14 @@ const (
 	DefaultHiddenPromptFloor = 4096
 	// DefaultOpenWindow covers a failover of the store.
 	DefaultOpenWindow = 10 * time.Second
+	// DefaultCooldownFirst is short: it follows failures that say nothing of
+	// their length, and the next trial doubles it where they last.
+	DefaultCooldownFirst = 2 * time.Second
+	// DefaultCooldownMin is what the SDKs round their own waits up to.
+	DefaultCooldownMin = time.Second
+	// DefaultCooldownMax costs one trial request in five minutes where a
+	// provider asks for hours.
+	DefaultCooldownMax = 5 * time.Minute
 )
 
 // The words of closed text fields.
@@ -57,6 +65,9 @@ const (
 
 	storeDownRefuse = "refuse"
 	storeDownOpen   = "open_window"
+
+	cooldownObey    = "obey"
+	cooldownObserve = "observe"
 
 	schemeHTTPS = "https://"
 )
@@ -76,11 +87,19 @@ func FillDefaults(cfg *keywayv1.Config) {
 	orDefault(&cfg.Limits.MaxRequestBytes, DefaultMaxRequestBytes)
 	orDuration(&cfg.Limits.Lease, domain.DefaultLease)
 	orDuration(&cfg.Limits.DrainTime, DefaultDrainTime)
+	if cfg.Cooldown == nil {
+		cfg.Cooldown = new(keywayv1.Cooldown)
+	}
+	orDefault(&cfg.Cooldown.Mode, cooldownObey)
+	orDuration(&cfg.Cooldown.First, DefaultCooldownFirst)
+	orDuration(&cfg.Cooldown.Min, DefaultCooldownMin)
+	orDuration(&cfg.Cooldown.Max, DefaultCooldownMax)
 	for _, p := range cfg.Providers {
 		fillProvider(p)
 	}
 	for _, c := range cfg.Channels {
 		orDefault(&c.Weight, DefaultWeight)
+		orDefault(&c.Cooldown, cfg.Cooldown.Mode)
 		orDefault(&c.StreamUsage, streamUsageInject)
 		for _, m := range c.Models {
 			orDefault(&m.Upstream, m.Name)
@@ -114,6 +133,7 @@ func fillProvider(p *keywayv1.Provider) {
 }
 
 func fillModel(m *keywayv1.Model) {
+	orDefault(&m.Class, m.Name)
 	if m.MaxOutput == 0 {
 		m.MaxOutput = DefaultMaxOutput
 		if m.ContextWindow > 0 {

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"net/url"
 	"time"
 
@@ -25,6 +26,8 @@ type Snapshot struct {
 	Models   map[string]domain.Model
 	Channels map[string]domain.Channel
 	Policies map[string]domain.Policy
+	// Cooldown is for how long channels are left alone.
+	Cooldown domain.CooldownBounds
 	// Ceiling limits everyone in the region together.
 	Ceiling domain.Policy
 	// Identities maps an identity to the name of its policy; "" is none.
@@ -68,6 +71,9 @@ func Compile(rc *keywayv1.RegionConfig) (*Snapshot, error) {
 	}
 	s.Channels = compileChannels(cfg.Channels, providers)
 	s.Models = compileModels(cfg)
+	s.Cooldown = domain.CooldownBounds{
+		First: cfg.Cooldown.First.AsDuration(), Least: cfg.Cooldown.Min.AsDuration(), Most: cfg.Cooldown.Max.AsDuration(),
+	}
 	for _, p := range cfg.Policies {
 		s.Policies[p.Name] = compilePolicy(p)
 	}
@@ -128,9 +134,22 @@ func compileChannels(channels []*keywayv1.Channel, providers map[string]domain.P
 			Organization: ch.Organization,
 			Project:      ch.Project,
 			InjectUsage:  ch.StreamUsage == streamUsageInject,
+			Account:      account(ch, providers[ch.Provider].BaseURL),
+			ObserveOnly:  ch.Cooldown == cooldownObserve,
 		}
 	}
 	return out
+}
+
+// account names what a channel is at its provider. Its 32 bits tell a channel
+// from its own earlier selves, which is all they are for.
+func account(ch *keywayv1.Channel, baseURL string) string {
+	h := fnv.New32a()
+	for _, part := range []string{baseURL, ch.Secret, ch.Organization, ch.Project} {
+		h.Write([]byte(part)) // never fails
+		h.Write([]byte{0})
+	}
+	return fmt.Sprintf("%08x", h.Sum32())
 }
 
 func compileModels(cfg *keywayv1.Config) map[string]domain.Model {
@@ -148,6 +167,7 @@ func compileModels(cfg *keywayv1.Config) map[string]domain.Model {
 			MaxOutput:     m.MaxOutput,
 			Price:         compilePrice(m.Prices[len(m.Prices)-1]),
 			Channels:      servedBy[m.Name],
+			Class:         m.Class,
 
 			HiddenPromptFloor: m.HiddenPromptFloor,
 		}

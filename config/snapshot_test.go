@@ -46,7 +46,7 @@ func TestCompile(t *testing.T) {
 		Version: 7, Region: "eu-1", MaxRequestBytes: 1 << 20, Lease: 20 * time.Second,
 		Models: map[string]domain.Model{
 			"team/model:latest": {
-				Name: "team/model:latest", ContextWindow: 200_000, MaxOutput: 8192, HiddenPromptFloor: 20_000,
+				Name: "team/model:latest", ContextWindow: 200_000, MaxOutput: 8192, HiddenPromptFloor: 20_000, Class: "team/model:latest",
 				Price: domain.Price{
 					Version: "2", Input: 2_500_000, CacheRead: 250_000, CacheWrite: 3_125_000, Output: 12_000_001,
 					Special: []domain.PartRate{
@@ -77,7 +77,7 @@ func TestCompile(t *testing.T) {
 				Channels: []string{"vendor-a"},
 			},
 			"small": {
-				Name: "small", ContextWindow: 2048, MaxOutput: 2048, HiddenPromptFloor: 2048,
+				Name: "small", ContextWindow: 2048, MaxOutput: 2048, HiddenPromptFloor: 2048, Class: "small",
 				Price: domain.Price{Version: "1"}, Channels: []string{"vendor-a", "plain-a"},
 			},
 		},
@@ -85,11 +85,11 @@ func TestCompile(t *testing.T) {
 			"vendor-a": {
 				Name: "vendor-a", Provider: vendor, SecretRef: "file:/run/secrets/vendor-a", Priority: 1, Weight: 3, Slots: 40,
 				Models:       map[string]string{"team/model:latest": "model-2026", "small": "small"},
-				Organization: "org-1", Project: "proj-1",
+				Organization: "org-1", Project: "proj-1", Account: "3b89daaa",
 			},
 			"plain-a": {
 				Name: "plain-a", Provider: plain, SecretRef: "env:PLAIN_KEY", Weight: 1,
-				Models: map[string]string{"small": "tiny"}, InjectUsage: true,
+				Models: map[string]string{"small": "tiny"}, InjectUsage: true, Account: "e8b34922",
 			},
 		},
 		Policies: map[string]domain.Policy{
@@ -105,6 +105,7 @@ func TestCompile(t *testing.T) {
 			"empty":  {Name: "empty", TimeZone: "UTC"},
 			"steady": {Name: "steady", RPM: 600, TimeZone: "UTC", OpenWindow: 5 * time.Second},
 		},
+		Cooldown:     domain.CooldownBounds{First: 2 * time.Second, Least: time.Second, Most: 5 * time.Minute},
 		Ceiling:      domain.Policy{RPM: 6000, RPMBurst: 200, TPM: 1_000_000, TPMBurst: 2_000_000, InFlight: 500},
 		Identities:   map[string]string{"acme": "team", "user:42@example.com": ""},
 		PriceFactors: map[string]int64{"acme": 900_000},

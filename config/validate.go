@@ -58,6 +58,7 @@ func check(cfg *keywayv1.Config, found *problems) {
 	c.name("region", cfg.Region, maxRegionLength)
 	c.listener(cfg.GetListener())
 	c.limits(cfg.GetLimits())
+	c.cooldown(cfg.GetCooldown())
 	for i, p := range cfg.Providers {
 		at := fmt.Sprintf("providers[%d]", i)
 		c.providers = c.unique(c.providers, at+".name", p.Name)
@@ -135,6 +136,23 @@ func (c *checker) limits(l *keywayv1.Limits) {
 	}
 	c.duration("limits.lease", l.GetLease(), span{minLease, maxLease})
 	c.duration("limits.drain_time", l.GetDrainTime(), span{minDrainTime, maxDrainTime})
+}
+
+func (c *checker) cooldown(l *keywayv1.Cooldown) {
+	c.cooldownMode("cooldown.mode", l.GetMode())
+	within := span{minCooldown, maxCooldown}
+	c.duration("cooldown.first", l.GetFirst(), within)
+	c.duration("cooldown.min", l.GetMin(), within)
+	c.duration("cooldown.max", l.GetMax(), within)
+	if l.GetMin().AsDuration() > l.GetMax().AsDuration() {
+		c.add("cooldown.min", "%s is more than cooldown.max, which is %s", l.GetMin().AsDuration(), l.GetMax().AsDuration())
+	}
+}
+
+func (c *checker) cooldownMode(path, mode string) {
+	if mode != cooldownObey && mode != cooldownObserve {
+		c.add(path, "%s is not known; known: %s, %s", quote(mode), cooldownObey, cooldownObserve)
+	}
 }
 
 // amount checks a decimal and its upper bound, in micro-units.

@@ -18,6 +18,8 @@ const (
 	maxFirstByteLimit = time.Hour
 	minConnectTimeout = 10 * time.Millisecond
 	maxConnectTimeout = time.Minute
+	minCooldown       = 50 * time.Millisecond
+	maxCooldown       = 24 * time.Hour
 
 	maxUpstreamLength = 256
 	maxVersionLength  = 64
@@ -123,6 +125,7 @@ func (c *checker) channel(at string, ch *keywayv1.Channel) {
 			c.opaque(here+".upstream", m.Upstream, maxUpstreamLength)
 		}
 	}
+	c.cooldownMode(at+".cooldown", ch.Cooldown)
 	c.headerValue(at+".organization", ch.Organization)
 	c.headerValue(at+".project", ch.Project)
 	switch ch.StreamUsage {
@@ -164,6 +167,12 @@ func (c *checker) model(at string, m *keywayv1.Model) {
 	c.opaque(at+".name", m.Name, maxOpaqueLength)
 	if strings.Contains(m.Name, "*") {
 		c.add(at+".name", "holds a *, which stands for any characters in the models of a key")
+	}
+	if m.Class != m.Name {
+		c.opaque(at+".class", m.Class, maxOpaqueLength)
+		if strings.Contains(m.Class, domain.EveryClass) {
+			c.add(at+".class", "holds a *, which stands for all classes of a channel")
+		}
 	}
 	if m.ContextWindow < 0 || m.ContextWindow > maxTokens {
 		c.add(at+".context_window", "%d is out of range; 0 (unknown) to %d", m.ContextWindow, int64(maxTokens))

@@ -42,6 +42,12 @@ type Channel struct {
 	Project      string
 	// InjectUsage: ask the provider for the usage chunk of chat streams.
 	InjectUsage bool
+	// Account is a short name of what the channel is at its provider: its base
+	// URL, credential reference, organization and project. Evidence against one
+	// account says nothing of another.
+	Account string
+	// ObserveOnly: its cooldowns are noted and obeyed by nobody.
+	ObserveOnly bool
 }
 
 // Model is what clients name.
@@ -58,4 +64,6 @@ type Model struct {
 	Price Price
 	// Channels that serve the model, in the order of the file.
 	Channels []string
+	// Class is what cools together: models whose limits a provider counts together.
+	Class string
 }

@@ -22,6 +22,12 @@ type Candidate struct {
 	Slots int64
 	// Patches turn the client's body into the one for this channel.
 	Patches []Patch
+	// Class is the model class that the attempt is evidence about, and Account
+	// the channel's (see Channel.Account).
+	Class   string
+	Account string
+	// Trial: its cooldown was over, and the answer decides whether it is usable again.
+	Trial bool
 }
 
 // Decision is what authz decides for one admitted request. It travels with the

@@ -83,6 +83,8 @@ var configTemplate = template.Must(template.New("config").Parse(`
 region: test
 listener: {address: 127.0.0.1, port: {{.Port}}}
 limits: {lease: {{.Lease}}}
+# Most tests make a channel fail on purpose and want it to be tried again.
+cooldown: {mode: observe, first: 200ms, min: 50ms}
 providers:
 {{- range .Faces}}
   - name: {{.Name}}

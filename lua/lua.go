@@ -29,11 +29,20 @@ var (
 	Expired     = load("expired")
 	Calibrate   = load("calibrate")
 	Correct     = load("correct")
+
+	CooldownSet   = load("cooldown_set")
+	CooldownRead  = load("cooldown_read")
+	CooldownClaim = load("cooldown_claim")
+	CooldownClear = load("cooldown_clear")
+	StatLearn     = load("stat_learn")
 )
 
 // All lists every script, for loading them ahead of their first use.
 func All() []*Script {
-	return []*Script{Reserve, Settle, Renew, SlotAcquire, SlotRelease, Expired, Calibrate, Correct}
+	return []*Script{
+		Reserve, Settle, Renew, SlotAcquire, SlotRelease, Expired, Calibrate, Correct,
+		CooldownSet, CooldownRead, CooldownClaim, CooldownClear, StatLearn,
+	}
 }
 
 func load(name string) *Script {

@@ -74,7 +74,24 @@ func deadKey(shard int) string { return shardTag(shard) + ":dead" }
 func probeKey(shard int) string { return shardTag(shard) + ":probe" }
 
 func slotKey(channel string) string {
-	return fmt.Sprintf("{c%02d}:slot:%s", domain.ShardOf(channel), channel)
+	return channelTag(channel) + ":slot:" + channel
 }
+
+// cooldownChannel is where changes of cooldowns are published.
+const cooldownChannel = "keyway:cooldowns"
+
+func channelTag(channel string) string { return fmt.Sprintf("{c%02d}", domain.ShardOf(channel)) }
+
+func cooldownKey(c domain.ChannelClass) string {
+	return channelTag(c.Channel) + ":cool:" + cooldownMember(c)
+}
+
+// cooldownMember names a channel's class; a channel's name has no colon.
+func cooldownMember(c domain.ChannelClass) string { return c.Channel + ":" + c.Class }
+
+// coolingKey is the index of the cooldowns in one shard of channels.
+func coolingKey(shard int) string { return fmt.Sprintf("{c%02d}:cooling", shard) }
+
+func statKey(channel string) string { return channelTag(channel) + ":stat:" + channel }
 
 func recordKey(hash string) string { return "key:" + hash }

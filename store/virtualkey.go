@@ -239,8 +239,13 @@ const (
 // subscription, the first included. It comes back by itself after the store was
 // away, blocks until ctx ends and then returns nil.
 func (s *Store) WatchKeys(ctx context.Context, fn func(hash string)) error {
+	return s.watch(ctx, keyChannel, fn)
+}
+
+// watch serves subscriptions to a channel of messages until ctx ends.
+func (s *Store) watch(ctx context.Context, channel string, fn func(payload string)) error {
 	for ctx.Err() == nil {
-		s.watchOnce(ctx, fn)
+		s.watchOnce(ctx, channel, fn)
 		select {
 		case <-ctx.Done():
 		case <-time.After(watchPause):
@@ -250,11 +255,11 @@ func (s *Store) WatchKeys(ctx context.Context, fn func(hash string)) error {
 }
 
 // watchOnce serves one subscription until it fails.
-func (s *Store) watchOnce(ctx context.Context, fn func(hash string)) {
+func (s *Store) watchOnce(ctx context.Context, channel string, fn func(payload string)) {
 	if !s.Alive() {
 		return
 	}
-	sub := s.client.Subscribe(ctx, keyChannel)
+	sub := s.client.Subscribe(ctx, channel)
 	stop := context.AfterFunc(ctx, func() { _ = sub.Close() })
 	defer func() {
 		if stop() {

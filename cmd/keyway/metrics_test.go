@@ -117,7 +117,8 @@ func serviceMetrics(t *testing.T) map[string][]metricDoc {
 			ln, err := listen(t.Context(), loopback+":0")
 			require.NoError(t, err)
 			server, err := authz.New(authz.Options{
-				Config: new(config.Holder), Keys: regional, KeyChanges: regional, Reservations: regional, Calibrations: regional, Listener: ln,
+				Config: new(config.Holder), Keys: regional, KeyChanges: regional, Reservations: regional, Calibrations: regional,
+				Cooldowns: regional, ChannelStats: regional, Listener: ln,
 				Health: health, Registerer: r, Logger: logger,
 			})
 			require.NoError(t, err)

@@ -94,6 +94,7 @@ type Config struct {
 	Policies      []*Policy   `protobuf:"bytes,7,rep,name=policies,proto3" json:"policies,omitempty"`
 	Identities    []*Identity `protobuf:"bytes,8,rep,name=identities,proto3" json:"identities,omitempty"`
 	Ceiling       *Ceiling    `protobuf:"bytes,9,opt,name=ceiling,proto3" json:"ceiling,omitempty"`
+	Cooldown      *Cooldown   `protobuf:"bytes,10,opt,name=cooldown,proto3" json:"cooldown,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -191,6 +192,89 @@ func (x *Config) GetCeiling() *Ceiling {
 	return nil
 }
 
+func (x *Config) GetCooldown() *Cooldown {
+	if x != nil {
+		return x.Cooldown
+	}
+	return nil
+}
+
+// Cooldown is for how long a channel is left alone after its provider refused
+// or failed.
+type Cooldown struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Mode is "obey" (default) or "observe": cooldowns are noted, shown and
+	// counted, and requests go out as if there were none.
+	Mode string `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
+	// First is the length after a failure that names no time; default 2s. Each
+	// trial that fails doubles it.
+	First *durationpb.Duration `protobuf:"bytes,2,opt,name=first,proto3" json:"first,omitempty"`
+	// Min and Max clamp every cooldown, whatever the provider asks for; default
+	// 1s and 300s. 50ms to 24h.
+	Min           *durationpb.Duration `protobuf:"bytes,3,opt,name=min,proto3" json:"min,omitempty"`
+	Max           *durationpb.Duration `protobuf:"bytes,4,opt,name=max,proto3" json:"max,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Cooldown) Reset() {
+	*x = Cooldown{}
+	mi := &file_keyway_v1_config_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Cooldown) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Cooldown) ProtoMessage() {}
+
+func (x *Cooldown) ProtoReflect() protoreflect.Message {
+	mi := &file_keyway_v1_config_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Cooldown.ProtoReflect.Descriptor instead.
+func (*Cooldown) Descriptor() ([]byte, []int) {
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Cooldown) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *Cooldown) GetFirst() *durationpb.Duration {
+	if x != nil {
+		return x.First
+	}
+	return nil
+}
+
+func (x *Cooldown) GetMin() *durationpb.Duration {
+	if x != nil {
+		return x.Min
+	}
+	return nil
+}
+
+func (x *Cooldown) GetMax() *durationpb.Duration {
+	if x != nil {
+		return x.Max
+	}
+	return nil
+}
+
 // Listener is where clients connect.
 type Listener struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -205,7 +289,7 @@ type Listener struct {
 
 func (x *Listener) Reset() {
 	*x = Listener{}
-	mi := &file_keyway_v1_config_proto_msgTypes[2]
+	mi := &file_keyway_v1_config_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -217,7 +301,7 @@ func (x *Listener) String() string {
 func (*Listener) ProtoMessage() {}
 
 func (x *Listener) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[2]
+	mi := &file_keyway_v1_config_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -230,7 +314,7 @@ func (x *Listener) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Listener.ProtoReflect.Descriptor instead.
 func (*Listener) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{2}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Listener) GetAddress() string {
@@ -266,7 +350,7 @@ type TLS struct {
 
 func (x *TLS) Reset() {
 	*x = TLS{}
-	mi := &file_keyway_v1_config_proto_msgTypes[3]
+	mi := &file_keyway_v1_config_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -278,7 +362,7 @@ func (x *TLS) String() string {
 func (*TLS) ProtoMessage() {}
 
 func (x *TLS) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[3]
+	mi := &file_keyway_v1_config_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -291,7 +375,7 @@ func (x *TLS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TLS.ProtoReflect.Descriptor instead.
 func (*TLS) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{3}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *TLS) GetCertFile() string {
@@ -323,7 +407,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_keyway_v1_config_proto_msgTypes[4]
+	mi := &file_keyway_v1_config_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -335,7 +419,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[4]
+	mi := &file_keyway_v1_config_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -348,7 +432,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{4}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Limits) GetMaxRequestBytes() uint64 {
@@ -398,7 +482,7 @@ type Provider struct {
 
 func (x *Provider) Reset() {
 	*x = Provider{}
-	mi := &file_keyway_v1_config_proto_msgTypes[5]
+	mi := &file_keyway_v1_config_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -410,7 +494,7 @@ func (x *Provider) String() string {
 func (*Provider) ProtoMessage() {}
 
 func (x *Provider) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[5]
+	mi := &file_keyway_v1_config_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -423,7 +507,7 @@ func (x *Provider) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Provider.ProtoReflect.Descriptor instead.
 func (*Provider) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{5}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Provider) GetName() string {
@@ -502,14 +586,16 @@ type Channel struct {
 	Project      string `protobuf:"bytes,9,opt,name=project,proto3" json:"project,omitempty"`
 	// StreamUsage is "inject" (default: ask for the usage chunk and take it out
 	// again) or "leave" for providers that refuse stream_options.
-	StreamUsage   string `protobuf:"bytes,10,opt,name=stream_usage,json=streamUsage,proto3" json:"stream_usage,omitempty"`
+	StreamUsage string `protobuf:"bytes,10,opt,name=stream_usage,json=streamUsage,proto3" json:"stream_usage,omitempty"`
+	// Cooldown is "obey" or "observe"; default is the region's cooldown.mode.
+	Cooldown      string `protobuf:"bytes,11,opt,name=cooldown,proto3" json:"cooldown,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Channel) Reset() {
 	*x = Channel{}
-	mi := &file_keyway_v1_config_proto_msgTypes[6]
+	mi := &file_keyway_v1_config_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -521,7 +607,7 @@ func (x *Channel) String() string {
 func (*Channel) ProtoMessage() {}
 
 func (x *Channel) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[6]
+	mi := &file_keyway_v1_config_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -534,7 +620,7 @@ func (x *Channel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Channel.ProtoReflect.Descriptor instead.
 func (*Channel) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{6}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Channel) GetName() string {
@@ -607,6 +693,13 @@ func (x *Channel) GetStreamUsage() string {
 	return ""
 }
 
+func (x *Channel) GetCooldown() string {
+	if x != nil {
+		return x.Cooldown
+	}
+	return ""
+}
+
 // ChannelModel says under which name a channel serves a model.
 type ChannelModel struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -619,7 +712,7 @@ type ChannelModel struct {
 
 func (x *ChannelModel) Reset() {
 	*x = ChannelModel{}
-	mi := &file_keyway_v1_config_proto_msgTypes[7]
+	mi := &file_keyway_v1_config_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -631,7 +724,7 @@ func (x *ChannelModel) String() string {
 func (*ChannelModel) ProtoMessage() {}
 
 func (x *ChannelModel) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[7]
+	mi := &file_keyway_v1_config_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -644,7 +737,7 @@ func (x *ChannelModel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChannelModel.ProtoReflect.Descriptor instead.
 func (*ChannelModel) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{7}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ChannelModel) GetName() string {
@@ -678,13 +771,17 @@ type Model struct {
 	// response or conversation, or has no text. Default 4096, but not more than
 	// context_window.
 	HiddenPromptFloor int64 `protobuf:"varint,5,opt,name=hidden_prompt_floor,json=hiddenPromptFloor,proto3" json:"hidden_prompt_floor,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Class groups models whose limits a provider counts together: a channel
+	// cools for all models of one class, and goes on serving the others. Any text
+	// without "*"; default is the model's name.
+	Class         string `protobuf:"bytes,6,opt,name=class,proto3" json:"class,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_keyway_v1_config_proto_msgTypes[8]
+	mi := &file_keyway_v1_config_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -696,7 +793,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[8]
+	mi := &file_keyway_v1_config_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -709,7 +806,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{8}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Model) GetName() string {
@@ -747,6 +844,13 @@ func (x *Model) GetHiddenPromptFloor() int64 {
 	return 0
 }
 
+func (x *Model) GetClass() string {
+	if x != nil {
+		return x.Class
+	}
+	return ""
+}
+
 // Price is one version of a model's rates, as decimals in currency per million
 // tokens ("2.50"). A part whose rate is left out has the rate of its parent.
 type Price struct {
@@ -781,7 +885,7 @@ type Price struct {
 
 func (x *Price) Reset() {
 	*x = Price{}
-	mi := &file_keyway_v1_config_proto_msgTypes[9]
+	mi := &file_keyway_v1_config_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -793,7 +897,7 @@ func (x *Price) String() string {
 func (*Price) ProtoMessage() {}
 
 func (x *Price) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[9]
+	mi := &file_keyway_v1_config_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -806,7 +910,7 @@ func (x *Price) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Price.ProtoReflect.Descriptor instead.
 func (*Price) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{9}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Price) GetVersion() string {
@@ -936,7 +1040,7 @@ type ToolPrice struct {
 
 func (x *ToolPrice) Reset() {
 	*x = ToolPrice{}
-	mi := &file_keyway_v1_config_proto_msgTypes[10]
+	mi := &file_keyway_v1_config_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -948,7 +1052,7 @@ func (x *ToolPrice) String() string {
 func (*ToolPrice) ProtoMessage() {}
 
 func (x *ToolPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[10]
+	mi := &file_keyway_v1_config_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -961,7 +1065,7 @@ func (x *ToolPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolPrice.ProtoReflect.Descriptor instead.
 func (*ToolPrice) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{10}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ToolPrice) GetTool() string {
@@ -998,7 +1102,7 @@ type TierPrice struct {
 
 func (x *TierPrice) Reset() {
 	*x = TierPrice{}
-	mi := &file_keyway_v1_config_proto_msgTypes[11]
+	mi := &file_keyway_v1_config_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1010,7 +1114,7 @@ func (x *TierPrice) String() string {
 func (*TierPrice) ProtoMessage() {}
 
 func (x *TierPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[11]
+	mi := &file_keyway_v1_config_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1023,7 +1127,7 @@ func (x *TierPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierPrice.ProtoReflect.Descriptor instead.
 func (*TierPrice) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{11}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TierPrice) GetTier() string {
@@ -1066,7 +1170,7 @@ type PriceStep struct {
 
 func (x *PriceStep) Reset() {
 	*x = PriceStep{}
-	mi := &file_keyway_v1_config_proto_msgTypes[12]
+	mi := &file_keyway_v1_config_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1078,7 +1182,7 @@ func (x *PriceStep) String() string {
 func (*PriceStep) ProtoMessage() {}
 
 func (x *PriceStep) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[12]
+	mi := &file_keyway_v1_config_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1091,7 +1195,7 @@ func (x *PriceStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PriceStep.ProtoReflect.Descriptor instead.
 func (*PriceStep) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{12}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PriceStep) GetAbove() int64 {
@@ -1227,7 +1331,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_keyway_v1_config_proto_msgTypes[13]
+	mi := &file_keyway_v1_config_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1239,7 +1343,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[13]
+	mi := &file_keyway_v1_config_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1252,7 +1356,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{13}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Policy) GetName() string {
@@ -1373,7 +1477,7 @@ type ModelPolicy struct {
 
 func (x *ModelPolicy) Reset() {
 	*x = ModelPolicy{}
-	mi := &file_keyway_v1_config_proto_msgTypes[14]
+	mi := &file_keyway_v1_config_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1385,7 +1489,7 @@ func (x *ModelPolicy) String() string {
 func (*ModelPolicy) ProtoMessage() {}
 
 func (x *ModelPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[14]
+	mi := &file_keyway_v1_config_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1398,7 +1502,7 @@ func (x *ModelPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelPolicy.ProtoReflect.Descriptor instead.
 func (*ModelPolicy) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{14}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ModelPolicy) GetName() string {
@@ -1482,7 +1586,7 @@ type Ceiling struct {
 
 func (x *Ceiling) Reset() {
 	*x = Ceiling{}
-	mi := &file_keyway_v1_config_proto_msgTypes[15]
+	mi := &file_keyway_v1_config_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1494,7 +1598,7 @@ func (x *Ceiling) String() string {
 func (*Ceiling) ProtoMessage() {}
 
 func (x *Ceiling) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[15]
+	mi := &file_keyway_v1_config_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1507,7 +1611,7 @@ func (x *Ceiling) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ceiling.ProtoReflect.Descriptor instead.
 func (*Ceiling) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{15}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Ceiling) GetRpm() int64 {
@@ -1560,7 +1664,7 @@ type Identity struct {
 
 func (x *Identity) Reset() {
 	*x = Identity{}
-	mi := &file_keyway_v1_config_proto_msgTypes[16]
+	mi := &file_keyway_v1_config_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1572,7 +1676,7 @@ func (x *Identity) String() string {
 func (*Identity) ProtoMessage() {}
 
 func (x *Identity) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[16]
+	mi := &file_keyway_v1_config_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1585,7 +1689,7 @@ func (x *Identity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Identity.ProtoReflect.Descriptor instead.
 func (*Identity) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{16}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Identity) GetId() string {
@@ -1616,7 +1720,7 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\x16keyway/v1/config.proto\x12\tkeyway.v1\x1a\x1egoogle/protobuf/duration.proto\"S\n" +
 	"\fRegionConfig\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x03R\aversion\x12)\n" +
-	"\x06config\x18\x02 \x01(\v2\x11.keyway.v1.ConfigR\x06config\"\x9b\x03\n" +
+	"\x06config\x18\x02 \x01(\v2\x11.keyway.v1.ConfigR\x06config\"\xcc\x03\n" +
 	"\x06Config\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\tR\x06region\x12/\n" +
 	"\blistener\x18\x02 \x01(\v2\x13.keyway.v1.ListenerR\blistener\x12)\n" +
@@ -1628,7 +1732,14 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\n" +
 	"identities\x18\b \x03(\v2\x13.keyway.v1.IdentityR\n" +
 	"identities\x12,\n" +
-	"\aceiling\x18\t \x01(\v2\x12.keyway.v1.CeilingR\aceiling\"Z\n" +
+	"\aceiling\x18\t \x01(\v2\x12.keyway.v1.CeilingR\aceiling\x12/\n" +
+	"\bcooldown\x18\n" +
+	" \x01(\v2\x13.keyway.v1.CooldownR\bcooldown\"\xa9\x01\n" +
+	"\bCooldown\x12\x12\n" +
+	"\x04mode\x18\x01 \x01(\tR\x04mode\x12/\n" +
+	"\x05first\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05first\x12+\n" +
+	"\x03min\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03min\x12+\n" +
+	"\x03max\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03max\"Z\n" +
 	"\bListener\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12 \n" +
@@ -1649,7 +1760,7 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\x0fconnect_timeout\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x0econnectTimeout\x12\x17\n" +
 	"\aca_file\x18\x06 \x01(\tR\x06caFile\x12\x12\n" +
 	"\x04http\x18\a \x01(\tR\x04http\x12+\n" +
-	"\x11anthropic_version\x18\b \x01(\tR\x10anthropicVersion\"\xad\x02\n" +
+	"\x11anthropic_version\x18\b \x01(\tR\x10anthropicVersion\"\xc9\x02\n" +
 	"\aChannel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bprovider\x18\x02 \x01(\tR\bprovider\x12\x16\n" +
@@ -1661,17 +1772,19 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\forganization\x18\b \x01(\tR\forganization\x12\x18\n" +
 	"\aproject\x18\t \x01(\tR\aproject\x12!\n" +
 	"\fstream_usage\x18\n" +
-	" \x01(\tR\vstreamUsage\">\n" +
+	" \x01(\tR\vstreamUsage\x12\x1a\n" +
+	"\bcooldown\x18\v \x01(\tR\bcooldown\">\n" +
 	"\fChannelModel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
-	"\bupstream\x18\x02 \x01(\tR\bupstream\"\xbb\x01\n" +
+	"\bupstream\x18\x02 \x01(\tR\bupstream\"\xd1\x01\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12%\n" +
 	"\x0econtext_window\x18\x02 \x01(\x03R\rcontextWindow\x12\x1d\n" +
 	"\n" +
 	"max_output\x18\x03 \x01(\x03R\tmaxOutput\x12(\n" +
 	"\x06prices\x18\x04 \x03(\v2\x10.keyway.v1.PriceR\x06prices\x12.\n" +
-	"\x13hidden_prompt_floor\x18\x05 \x01(\x03R\x11hiddenPromptFloor\"\xaf\x04\n" +
+	"\x13hidden_prompt_floor\x18\x05 \x01(\x03R\x11hiddenPromptFloor\x12\x14\n" +
+	"\x05class\x18\x06 \x01(\tR\x05class\"\xaf\x04\n" +
 	"\x05Price\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x14\n" +
 	"\x05input\x18\x02 \x01(\tR\x05input\x12\x1d\n" +
@@ -1776,54 +1889,59 @@ func file_keyway_v1_config_proto_rawDescGZIP() []byte {
 	return file_keyway_v1_config_proto_rawDescData
 }
 
-var file_keyway_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_keyway_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_keyway_v1_config_proto_goTypes = []any{
 	(*RegionConfig)(nil),        // 0: keyway.v1.RegionConfig
 	(*Config)(nil),              // 1: keyway.v1.Config
-	(*Listener)(nil),            // 2: keyway.v1.Listener
-	(*TLS)(nil),                 // 3: keyway.v1.TLS
-	(*Limits)(nil),              // 4: keyway.v1.Limits
-	(*Provider)(nil),            // 5: keyway.v1.Provider
-	(*Channel)(nil),             // 6: keyway.v1.Channel
-	(*ChannelModel)(nil),        // 7: keyway.v1.ChannelModel
-	(*Model)(nil),               // 8: keyway.v1.Model
-	(*Price)(nil),               // 9: keyway.v1.Price
-	(*ToolPrice)(nil),           // 10: keyway.v1.ToolPrice
-	(*TierPrice)(nil),           // 11: keyway.v1.TierPrice
-	(*PriceStep)(nil),           // 12: keyway.v1.PriceStep
-	(*Policy)(nil),              // 13: keyway.v1.Policy
-	(*ModelPolicy)(nil),         // 14: keyway.v1.ModelPolicy
-	(*Ceiling)(nil),             // 15: keyway.v1.Ceiling
-	(*Identity)(nil),            // 16: keyway.v1.Identity
-	(*durationpb.Duration)(nil), // 17: google.protobuf.Duration
+	(*Cooldown)(nil),            // 2: keyway.v1.Cooldown
+	(*Listener)(nil),            // 3: keyway.v1.Listener
+	(*TLS)(nil),                 // 4: keyway.v1.TLS
+	(*Limits)(nil),              // 5: keyway.v1.Limits
+	(*Provider)(nil),            // 6: keyway.v1.Provider
+	(*Channel)(nil),             // 7: keyway.v1.Channel
+	(*ChannelModel)(nil),        // 8: keyway.v1.ChannelModel
+	(*Model)(nil),               // 9: keyway.v1.Model
+	(*Price)(nil),               // 10: keyway.v1.Price
+	(*ToolPrice)(nil),           // 11: keyway.v1.ToolPrice
+	(*TierPrice)(nil),           // 12: keyway.v1.TierPrice
+	(*PriceStep)(nil),           // 13: keyway.v1.PriceStep
+	(*Policy)(nil),              // 14: keyway.v1.Policy
+	(*ModelPolicy)(nil),         // 15: keyway.v1.ModelPolicy
+	(*Ceiling)(nil),             // 16: keyway.v1.Ceiling
+	(*Identity)(nil),            // 17: keyway.v1.Identity
+	(*durationpb.Duration)(nil), // 18: google.protobuf.Duration
 }
 var file_keyway_v1_config_proto_depIdxs = []int32{
 	1,  // 0: keyway.v1.RegionConfig.config:type_name -> keyway.v1.Config
-	2,  // 1: keyway.v1.Config.listener:type_name -> keyway.v1.Listener
-	4,  // 2: keyway.v1.Config.limits:type_name -> keyway.v1.Limits
-	5,  // 3: keyway.v1.Config.providers:type_name -> keyway.v1.Provider
-	6,  // 4: keyway.v1.Config.channels:type_name -> keyway.v1.Channel
-	8,  // 5: keyway.v1.Config.models:type_name -> keyway.v1.Model
-	13, // 6: keyway.v1.Config.policies:type_name -> keyway.v1.Policy
-	16, // 7: keyway.v1.Config.identities:type_name -> keyway.v1.Identity
-	15, // 8: keyway.v1.Config.ceiling:type_name -> keyway.v1.Ceiling
-	3,  // 9: keyway.v1.Listener.tls:type_name -> keyway.v1.TLS
-	17, // 10: keyway.v1.Limits.lease:type_name -> google.protobuf.Duration
-	17, // 11: keyway.v1.Limits.drain_time:type_name -> google.protobuf.Duration
-	17, // 12: keyway.v1.Provider.first_byte_limit:type_name -> google.protobuf.Duration
-	17, // 13: keyway.v1.Provider.connect_timeout:type_name -> google.protobuf.Duration
-	7,  // 14: keyway.v1.Channel.models:type_name -> keyway.v1.ChannelModel
-	9,  // 15: keyway.v1.Model.prices:type_name -> keyway.v1.Price
-	10, // 16: keyway.v1.Price.tools:type_name -> keyway.v1.ToolPrice
-	11, // 17: keyway.v1.Price.tiers:type_name -> keyway.v1.TierPrice
-	12, // 18: keyway.v1.Price.steps:type_name -> keyway.v1.PriceStep
-	14, // 19: keyway.v1.Policy.models:type_name -> keyway.v1.ModelPolicy
-	17, // 20: keyway.v1.Policy.open_window:type_name -> google.protobuf.Duration
-	21, // [21:21] is the sub-list for method output_type
-	21, // [21:21] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	3,  // 1: keyway.v1.Config.listener:type_name -> keyway.v1.Listener
+	5,  // 2: keyway.v1.Config.limits:type_name -> keyway.v1.Limits
+	6,  // 3: keyway.v1.Config.providers:type_name -> keyway.v1.Provider
+	7,  // 4: keyway.v1.Config.channels:type_name -> keyway.v1.Channel
+	9,  // 5: keyway.v1.Config.models:type_name -> keyway.v1.Model
+	14, // 6: keyway.v1.Config.policies:type_name -> keyway.v1.Policy
+	17, // 7: keyway.v1.Config.identities:type_name -> keyway.v1.Identity
+	16, // 8: keyway.v1.Config.ceiling:type_name -> keyway.v1.Ceiling
+	2,  // 9: keyway.v1.Config.cooldown:type_name -> keyway.v1.Cooldown
+	18, // 10: keyway.v1.Cooldown.first:type_name -> google.protobuf.Duration
+	18, // 11: keyway.v1.Cooldown.min:type_name -> google.protobuf.Duration
+	18, // 12: keyway.v1.Cooldown.max:type_name -> google.protobuf.Duration
+	4,  // 13: keyway.v1.Listener.tls:type_name -> keyway.v1.TLS
+	18, // 14: keyway.v1.Limits.lease:type_name -> google.protobuf.Duration
+	18, // 15: keyway.v1.Limits.drain_time:type_name -> google.protobuf.Duration
+	18, // 16: keyway.v1.Provider.first_byte_limit:type_name -> google.protobuf.Duration
+	18, // 17: keyway.v1.Provider.connect_timeout:type_name -> google.protobuf.Duration
+	8,  // 18: keyway.v1.Channel.models:type_name -> keyway.v1.ChannelModel
+	10, // 19: keyway.v1.Model.prices:type_name -> keyway.v1.Price
+	11, // 20: keyway.v1.Price.tools:type_name -> keyway.v1.ToolPrice
+	12, // 21: keyway.v1.Price.tiers:type_name -> keyway.v1.TierPrice
+	13, // 22: keyway.v1.Price.steps:type_name -> keyway.v1.PriceStep
+	15, // 23: keyway.v1.Policy.models:type_name -> keyway.v1.ModelPolicy
+	18, // 24: keyway.v1.Policy.open_window:type_name -> google.protobuf.Duration
+	25, // [25:25] is the sub-list for method output_type
+	25, // [25:25] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_keyway_v1_config_proto_init() }
@@ -1837,7 +1955,7 @@ func file_keyway_v1_config_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keyway_v1_config_proto_rawDesc), len(file_keyway_v1_config_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -170,6 +170,9 @@ func candidateToProto(c domain.Candidate) *Candidate {
 		UpstreamModel: c.UpstreamModel,
 		Slots:         c.Slots,
 		Patches:       convert(c.Patches, patchToProto),
+		Class:         text(c.Class),
+		Account:       c.Account,
+		Trial:         c.Trial,
 	}
 }
 
@@ -179,6 +182,9 @@ func candidateFromProto(p *Candidate) domain.Candidate {
 		UpstreamModel: p.GetUpstreamModel(),
 		Slots:         p.GetSlots(),
 		Patches:       convert(p.GetPatches(), patchFromProto),
+		Class:         p.GetClass(),
+		Account:       p.GetAccount(),
+		Trial:         p.GetTrial(),
 	}
 }
 

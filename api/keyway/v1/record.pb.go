@@ -663,6 +663,11 @@ type Candidate struct {
 	UpstreamModel string                 `protobuf:"bytes,2,opt,name=upstream_model,json=upstreamModel,proto3" json:"upstream_model,omitempty"`
 	Slots         int64                  `protobuf:"varint,3,opt,name=slots,proto3" json:"slots,omitempty"`
 	Patches       []*Patch               `protobuf:"bytes,4,rep,name=patches,proto3" json:"patches,omitempty"`
+	// The model class and the account that the attempt is evidence about.
+	Class   string `protobuf:"bytes,5,opt,name=class,proto3" json:"class,omitempty"`
+	Account string `protobuf:"bytes,6,opt,name=account,proto3" json:"account,omitempty"`
+	// The attempt decides whether the channel is usable again.
+	Trial         bool `protobuf:"varint,7,opt,name=trial,proto3" json:"trial,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -723,6 +728,27 @@ func (x *Candidate) GetPatches() []*Patch {
 		return x.Patches
 	}
 	return nil
+}
+
+func (x *Candidate) GetClass() string {
+	if x != nil {
+		return x.Class
+	}
+	return ""
+}
+
+func (x *Candidate) GetAccount() string {
+	if x != nil {
+		return x.Account
+	}
+	return ""
+}
+
+func (x *Candidate) GetTrial() bool {
+	if x != nil {
+		return x.Trial
+	}
+	return false
 }
 
 // Patch is one edit of the client's body.
@@ -1325,12 +1351,15 @@ const file_keyway_v1_record_proto_rawDesc = "" +
 	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x0e\n" +
 	"\x02id\x18\x03 \x01(\tR\x02id\x12\x16\n" +
 	"\x06window\x18\x04 \x01(\tR\x06window\x12\x16\n" +
-	"\x06amount\x18\x05 \x01(\x03R\x06amount\"\x8e\x01\n" +
+	"\x06amount\x18\x05 \x01(\x03R\x06amount\"\xd4\x01\n" +
 	"\tCandidate\x12\x18\n" +
 	"\achannel\x18\x01 \x01(\tR\achannel\x12%\n" +
 	"\x0eupstream_model\x18\x02 \x01(\tR\rupstreamModel\x12\x14\n" +
 	"\x05slots\x18\x03 \x01(\x03R\x05slots\x12*\n" +
-	"\apatches\x18\x04 \x03(\v2\x10.keyway.v1.PatchR\apatches\"O\n" +
+	"\apatches\x18\x04 \x03(\v2\x10.keyway.v1.PatchR\apatches\x12\x14\n" +
+	"\x05class\x18\x05 \x01(\tR\x05class\x12\x18\n" +
+	"\aaccount\x18\x06 \x01(\tR\aaccount\x12\x14\n" +
+	"\x05trial\x18\a \x01(\bR\x05trial\"O\n" +
 	"\x05Patch\x12\x16\n" +
 	"\x06offset\x18\x01 \x01(\x03R\x06offset\x12\x16\n" +
 	"\x06delete\x18\x02 \x01(\x03R\x06delete\x12\x16\n" +

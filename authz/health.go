@@ -1,0 +1,215 @@
+package authz
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"keyway/domain"
+)
+
+// Cooldowns is the region's book of channels that must be left alone.
+type Cooldowns interface {
+	// Cooldowns reads the whole book.
+	Cooldowns(ctx context.Context) ([]domain.Cooldown, error)
+	// WatchCooldowns calls fn whenever the book may have changed, until ctx ends.
+	WatchCooldowns(ctx context.Context, fn func()) error
+	// ClaimTrial reports whether the request is the one that may try a channel
+	// whose cooldown is over. A claim without a lease gives an earlier one back.
+	ClaimTrial(ctx context.Context, t domain.Trial) (bool, error)
+}
+
+// ChannelStats are the moving averages that the region has learned of channels.
+type ChannelStats interface {
+	ChannelStats(ctx context.Context, channels []string) (map[domain.ChannelClass]domain.ChannelStat, error)
+}
+
+const (
+	// healthPeriod is how often the book is read without being told to: where
+	// no message of a change arrives, it is the most by which a cooldown is late.
+	healthPeriod = time.Second
+	// healthTimeout bounds one read.
+	healthTimeout = time.Second
+	// statsPeriod is how often the averages are read; they move over many requests.
+	statsPeriod = 2 * time.Second
+)
+
+// health is this replica's copy of what the region knows of its channels. The
+// path of a request reads it and never the store.
+type health struct {
+	from  Cooldowns
+	stats ChannelStats
+	// channels names those of the configuration.
+	channels func() []string
+	now      func() time.Time
+	// read is told of each new table.
+	read func(*healthTable)
+	// changed has room for one: a change that comes before the read is part of it.
+	changed chan struct{}
+
+	last atomic.Pointer[healthTable]
+}
+
+// healthTable is one reading. It is not changed once made.
+type healthTable struct {
+	at        time.Time
+	cooldowns map[domain.ChannelClass]domain.Cooldown
+	stats     map[domain.ChannelClass]domain.ChannelStat
+}
+
+var unknownHealth = &healthTable{}
+
+func (h *health) table() *healthTable {
+	if t := h.last.Load(); t != nil {
+		return t
+	}
+	return unknownHealth
+}
+
+// of is the health of channel for a class: the worse of what is known against
+// the class and against the whole channel. What was held against another
+// account under the same name does not count.
+func (t *healthTable) of(channel domain.Channel, class string, now time.Time) domain.ChannelHealth {
+	var worst domain.ChannelHealth
+	for _, key := range [...]domain.ChannelClass{{Channel: channel.Name, Class: domain.EveryClass}, {Channel: channel.Name, Class: class}} {
+		c, known := t.cooldowns[key]
+		if !known || c.Account != channel.Account || channel.ObserveOnly {
+			continue
+		}
+		h := c.Health(t.at, now)
+		if h.State > worst.State || h.State == worst.State && h.Until.After(worst.Until) {
+			worst = h
+		}
+	}
+	if s, known := t.stats[domain.ChannelClass{Channel: channel.Name, Class: class}]; known {
+		worst.ErrorRate, worst.TTFT = s.ErrorRate, s.TTFT
+	}
+	return worst
+}
+
+// usable leaves out the channels that nothing may be sent to. When that is all
+// of them, soonest is when the first one may be tried; zero is never.
+func (t *healthTable) usable(channels []domain.Channel, class string, now time.Time) (left []domain.Channel, soonest time.Time) {
+	left = make([]domain.Channel, 0, len(channels))
+	for _, c := range channels {
+		switch h := t.of(c, class, now); h.State {
+		case domain.HealthUsable, domain.HealthTrial:
+			left = append(left, c)
+		case domain.HealthCooling:
+			if soonest.IsZero() || h.Until.Before(soonest) {
+				soonest = h.Until
+			}
+		case domain.HealthOut:
+		}
+	}
+	return left, soonest
+}
+
+// run keeps the copy until ctx ends: it reads at once, at every change and
+// every period. A store that is away leaves it as it is.
+func (h *health) run(ctx context.Context) {
+	ticker := time.NewTicker(healthPeriod)
+	defer ticker.Stop()
+	var statsAt time.Time
+	for {
+		h.refresh(ctx, &statsAt)
+		select {
+		case <-ctx.Done():
+			return
+		case <-h.changed:
+		case <-ticker.C:
+		}
+	}
+}
+
+// follow has the book read whenever it changes, until ctx ends.
+func (h *health) follow(ctx context.Context) error {
+	err := h.from.WatchCooldowns(ctx, func() {
+		select {
+		case h.changed <- struct{}{}:
+		default: // a read is due already, and it will see this change too
+		}
+	})
+	if err != nil && ctx.Err() == nil {
+		return fmt.Errorf("watch cooldowns: %w", err)
+	}
+	return nil
+}
+
+// refresh reads the book, and the averages when they are due.
+func (h *health) refresh(ctx context.Context, statsAt *time.Time) {
+	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
+	defer cancel()
+	old := h.table()
+	all, err := h.from.Cooldowns(ctx)
+	if err != nil {
+		return
+	}
+	// What is left was reckoned while the read ran, so counting from its end
+	// never sends a request too early.
+	next := &healthTable{at: h.now(), cooldowns: make(map[domain.ChannelClass]domain.Cooldown, len(all)), stats: old.stats}
+	for _, c := range all {
+		next.cooldowns[c.ChannelClass] = c
+	}
+	if next.at.Sub(*statsAt) >= statsPeriod {
+		if stats, err := h.stats.ChannelStats(ctx, h.channels()); err == nil {
+			next.stats, *statsAt = stats, next.at
+		}
+	}
+	h.last.Store(next)
+	if h.read != nil {
+		h.read(next)
+	}
+}
+
+// trialMargin is added to the first-byte limit: the answer's first output may
+// come a little after its head.
+const trialMargin = 5 * time.Second
+
+// claimTrial has the request stand for the trial of its first candidate, where
+// the cooldown of that is over. Where another request does, the candidate is
+// passed over. A candidate further back needs no claim: it is only tried after
+// a failure, and then in place of an error. It returns the claim, if any.
+func (s *Server) claimTrial(ctx context.Context, d *domain.Decision) *domain.Trial {
+	for len(d.Candidates) > 0 && d.Candidates[0].Trial {
+		first := d.Candidates[0]
+		trial := domain.Trial{
+			ChannelClass: domain.ChannelClass{Channel: first.Channel, Class: first.Class},
+			RequestID:    d.RequestID, Lease: d.FirstByteLimit + trialMargin,
+		}
+		if ok, err := s.channelHealth.from.ClaimTrial(ctx, trial); err == nil && ok {
+			return &trial
+		}
+		d.Candidates = d.Candidates[1:]
+	}
+	return nil
+}
+
+// giveBack ends a claim whose request goes elsewhere, or nowhere.
+func (s *Server) giveBack(ctx context.Context, t domain.Trial) {
+	t.Lease = 0
+	// Should it fail, the claim ends with its lease.
+	_, _ = s.channelHealth.from.ClaimTrial(context.WithoutCancel(ctx), t)
+}
+
+// trialWait is what a client is told to wait for somebody else's trial.
+const trialWait = time.Second
+
+// resting is the refusal of a request whose every channel is left alone.
+// Nothing of it is reserved. soonest is when the first cooldown ends, zero for
+// never; onTrial is how many channels other requests are trying just now.
+func resting(soonest, now time.Time, onTrial int) *domain.Error {
+	e := &domain.Error{
+		Code: domain.CodeNoChannel, RetryAfter: min(soonest.Sub(now), maxRetryAfter),
+		Message: "The providers of this model refuse or fail at the moment, and are left alone for a while. Try again later.",
+	}
+	switch {
+	case onTrial > 0:
+		e.RetryAfter = trialWait
+	case soonest.IsZero():
+		e.RetryAfter, e.NoRetry = 0, true
+		e.Message = "No provider of this model can be used until its operator acts. Give your operator the request id."
+	}
+	return e
+}
