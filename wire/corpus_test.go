@@ -132,7 +132,11 @@ func TestCorpus(t *testing.T) {
 				o.StripUsage = true
 				stripped := run(o, []byte(body))
 				chunk := strings.ReplaceAll(r.want.UsageChunk, "\n", ends.end)
-				assert.Equal(t, strings.Replace(body, chunk, "", 1), stripped.forwarded+strings.TrimSuffix(stripped.tail, whole.tail))
+				asked := strings.Replace(body, chunk, "", 1)
+				if r.format == FormatSSE && (r.api == domain.APIChat || r.api == domain.APICompletions) {
+					asked = strings.ReplaceAll(asked, `,"usage":null`, "")
+				}
+				assert.Equal(t, asked, stripped.forwarded+strings.TrimSuffix(stripped.tail, whole.tail))
 				assert.Equal(t, whole.result, stripped.result)
 
 				for _, o.StripUsage = range []bool{false, true} {

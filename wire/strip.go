@@ -1,13 +1,18 @@
 package wire
 
-import "keyway/wire/sse"
+import (
+	"bytes"
+
+	"keyway/wire/sse"
+)
 
 // maxHeld is how many bytes of one frame may wait for the verdict on it. A
 // longer frame is no usage chunk: it is released as it stands.
 const maxHeld = 64 << 10
 
-// stripper takes whole frames out of a stream whose bytes are otherwise passed
-// on as they came. It holds back only what belongs to the frame being read.
+// stripper takes out of a stream what came because we asked for it: the frame
+// that tells the usage, and the member "usage":null of the others. All other
+// bytes pass as they came. It holds back only what belongs to the frame being read.
 type stripper struct {
 	on bool
 	// off is the offset in the stream of the next byte to come; held are the
@@ -16,8 +21,15 @@ type stripper struct {
 	held []byte
 	// released is one more than the start of the frame that grew too long to be held.
 	released int64
-	drops    []offsets
+	edits    []edit
 	out      []byte
+}
+
+// edit is a frame that does not pass as it came.
+type edit struct {
+	offsets
+	// whole is true when nothing of it passes, false when only "usage":null does not.
+	whole bool
 }
 
 // offsets is a half-open range of the stream.
@@ -26,18 +38,23 @@ type offsets struct{ from, to int64 }
 // nothingOpen tells pass that no frame has begun.
 const nothingOpen int64 = -1
 
-// drop takes out a frame that ended in the bytes about to be passed, unless it
-// is too long to have been held, however it came.
-func (s *stripper) drop(f sse.Frame) {
+// drop takes out a frame that ended in the bytes about to be passed.
+func (s *stripper) drop(f sse.Frame) { s.edit(f, true) }
+
+// dropNull takes "usage":null out of such a frame.
+func (s *stripper) dropNull(f sse.Frame) { s.edit(f, false) }
+
+// edit leaves a frame alone that is too long to have been held, however it came.
+func (s *stripper) edit(f sse.Frame, whole bool) {
 	if f.End-f.Start <= maxHeld {
-		s.drops = append(s.drops, offsets{f.Start, f.End})
+		s.edits = append(s.edits, edit{offsets{f.Start, f.End}, whole})
 	}
 }
 
 // droppedTo reports whether the stream up to offset end was taken out last.
 func (s *stripper) droppedTo(end int64) bool {
-	n := len(s.drops)
-	return n > 0 && s.drops[n-1].to == end
+	n := len(s.edits)
+	return n > 0 && s.edits[n-1].whole && s.edits[n-1].to == end
 }
 
 // holding reports whether bytes of an unfinished frame are held back.
@@ -59,21 +76,25 @@ func (s *stripper) pass(p []byte, open int64) []byte {
 		s.held = append(s.held, p...)
 		return nil
 	}
-	if len(s.held) == 0 && len(s.drops) == 0 {
+	if len(s.held) == 0 && len(s.edits) == 0 {
 		n := len(p) - int(s.off-open)
 		s.held = append(s.held, p[n:]...)
 		return p[:n]
 	}
 	s.out = s.out[:0]
 	at := begin
-	for _, d := range s.drops {
-		s.copyOut(p, offsets{at, d.from})
-		at = d.to
+	for _, e := range s.edits {
+		s.copyOut(p, offsets{at, e.from})
+		if begun := len(s.out); !e.whole {
+			s.copyOut(p, e.offsets)
+			s.out = s.out[:begun+len(withoutNullUsage(s.out[begun:]))]
+		}
+		at = e.to
 	}
 	s.copyOut(p, offsets{at, open})
 	// A frame that opened anew began in p: the held one was judged before.
 	s.held = append(s.held[:0], p[len(p)-int(s.off-open):]...)
-	s.drops = s.drops[:0]
+	s.edits = s.edits[:0]
 	return s.out
 }
 
@@ -87,4 +108,31 @@ func (s *stripper) copyOut(p []byte, r offsets) {
 	if to > n {
 		s.out = append(s.out, p[max(from-n, 0):to-n]...)
 	}
+}
+
+var usageKey = []byte(`"usage"`)
+
+// lineSpace is the white space of JSON that does not end a line of the stream.
+const lineSpace = " \t"
+
+// withoutNullUsage takes the member "usage":null with its comma out of a frame,
+// in place. The caller knows that the frame's object has it; where the same key
+// stands a second time, or the member is spread over lines, all of it stays.
+func withoutNullUsage(frame []byte) []byte {
+	from := bytes.Index(frame, usageKey)
+	if from < 0 || bytes.Contains(frame[from+len(usageKey):], usageKey) {
+		return frame
+	}
+	rest, named := bytes.CutPrefix(bytes.TrimLeft(frame[from+len(usageKey):], lineSpace), []byte(":"))
+	rest, null := bytes.CutPrefix(bytes.TrimLeft(rest, lineSpace), []byte("null"))
+	before, after := bytes.TrimRight(frame[:from], lineSpace), bytes.TrimLeft(rest, lineSpace)
+	switch {
+	case !named || !null:
+		return frame
+	case bytes.HasSuffix(before, []byte(",")) && (bytes.HasPrefix(after, []byte(",")) || bytes.HasPrefix(after, []byte("}"))):
+		return append(before[:len(before)-1], rest...)
+	case bytes.HasSuffix(before, []byte("{")) && bytes.HasPrefix(after, []byte(",")):
+		return append(frame[:from], after[1:]...)
+	}
+	return frame
 }

@@ -21,8 +21,9 @@ const (
 type WatchOptions struct {
 	API    domain.API
 	Format Format
-	// StripUsage takes the usage chunk out of a chat or completions stream: the
-	// provider was asked for it by us, not by the client.
+	// StripUsage takes out of a chat or completions stream what the provider was
+	// asked for by us and not by the client: the usage chunk, and "usage":null in
+	// the others. Frames over 64 KiB pass as they are.
 	StripUsage bool
 	// RequestID is ours, for the error frame of a broken stream.
 	RequestID string
@@ -266,8 +267,12 @@ func (w *Watcher) frame(f sse.Frame) {
 		} else {
 			w.event(f.Event)
 		}
-		if w.strip.on && w.isUsageChunk() {
+		switch {
+		case !w.strip.on:
+		case w.isUsageChunk():
 			w.strip.drop(f)
+		case w.scan.done() && w.scan.slots[slotUsage].kind == 'n':
+			w.strip.dropNull(f)
 		}
 	}
 	w.scan.reset()

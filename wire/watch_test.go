@@ -103,12 +103,51 @@ func TestOverlongValues(t *testing.T) {
 func TestUntouchedIsNotCopied(t *testing.T) {
 	for _, strip := range []bool{false, true} {
 		w := NewWatcher(WatchOptions{API: domain.APIChat, Format: FormatSSE, StripUsage: strip})
-		p := []byte(`data: {"id":"c","model":"m","choices":[{"index":0,"delta":{"content":" hello"},"finish_reason":null}],"usage":null}` + "\n\n")
+		p := []byte(`data: {"id":"c","model":"m","choices":[{"index":0,"delta":{"content":" hello"},"finish_reason":null}]}` + "\n\n")
 		w.Write(p) // the first one stores the names
 		out := w.Write(p)
 		require.Len(t, out, len(p))
 		assert.Same(t, &p[0], &out[0])
 		assert.Zero(t, testing.AllocsPerRun(100, func() { w.Write(p) }))
+	}
+}
+
+// Without a request for usage a provider writes no "usage":null either, so it
+// goes with the chunk; whatever may be something else stays.
+func TestStripOfNullUsage(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ name, frame, want string }{
+		{"last", `{"choices":[{}],"usage":null}`, `{"choices":[{}]}`},
+		{"in the middle", `{"id":"c","usage":null,"choices":[{}]}`, `{"id":"c","choices":[{}]}`},
+		{"first", `{"usage":null,"choices":[{}]}`, `{"choices":[{}]}`},
+		{"spaced", `{ "usage" : null , "choices" : [{}]}`, `{  "choices" : [{}]}`},
+		{"spaced at the end", `{"choices": [{}] , "usage":	null }`, `{"choices": [{}]  }`},
+		{"alone", `{"usage":null}`, `{"usage":null}`},
+		{"in text", `{"choices":[{"delta":{"content":",\"usage\":null"}}]}`, `{"choices":[{"delta":{"content":",\"usage\":null"}}]}`},
+		{"beside text", `{"choices":[{"delta":{"content":",\"usage\":null"}}],"usage":null}`, `{"choices":[{"delta":{"content":",\"usage\":null"}}]}`},
+		{"of a choice", `{"choices":[{"usage":null}]}`, `{"choices":[{"usage":null}]}`},
+		{"of a choice too", `{"choices":[{"usage":null}],"usage":null}`, `{"choices":[{"usage":null}],"usage":null}`},
+		{"over lines", "{\"choices\":[{}],\ndata: \"usage\":null}", "{\"choices\":[{}],\ndata: \"usage\":null}"},
+		{"no JSON", `{"choices":[{}],"usage":nullify}`, `{"choices":[{}],"usage":nullify}`},
+		{"counts", `{"choices":[{}],"usage":{"prompt_tokens":1}}`, `{"choices":[{}],"usage":{"prompt_tokens":1}}`},
+		{"an error", `{"error":{"message":"no"},"usage":null}`, `{"error":{"message":"no"}}`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			const around = "data: {\"choices\":[{}]}\n\n"
+			body, want := "data: "+tt.frame+"\n\n", "data: "+tt.want+"\n\n"
+			for _, api := range []domain.API{domain.APIChat, domain.APICompletions} {
+				o := WatchOptions{API: api, Format: FormatSSE, StripUsage: true}
+				for cut := range len(body) {
+					got := run(o, []byte(around+body[:cut]), []byte(body[cut:]+around))
+					require.Equal(t, around+want+around, got.forwarded, "cut at %d", cut)
+				}
+				o.StripUsage = false
+				require.Equal(t, body, run(o, []byte(body)).forwarded)
+			}
+			o := WatchOptions{API: domain.APIResponses, Format: FormatSSE, StripUsage: true}
+			require.Equal(t, body, run(o, []byte(body)).forwarded)
+		})
 	}
 }
 
