@@ -236,6 +236,12 @@ var owners = map[domain.Scope]string{
 // refused words the refusal of one limit.
 func refused(r domain.Refusal, d *domain.Decision) *domain.Error {
 	owner := owners[r.Scope]
+	if r.Kind == domain.LimitBalance {
+		return &domain.Error{
+			Code: domain.CodeBalance, NoRetry: true, Limit: &r,
+			Message: "The balance of this account does not cover this request. Top it up, or lower the output cap.",
+		}
+	}
 	if r.Kind.IsBudget() {
 		period := map[domain.LimitKind]string{domain.LimitBudgetDay: "daily", domain.LimitBudgetMonth: "monthly"}[r.Kind]
 		return &domain.Error{

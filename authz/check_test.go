@@ -216,6 +216,9 @@ func TestCheckRefuses(t *testing.T) {
 		{"budget", func(f *fixture, _ *Request) {
 			f.reservations.admission.Refusal = &domain.Refusal{Kind: domain.LimitBudgetDay, Scope: domain.ScopeIdentity}
 		}, domain.CodeBudget},
+		{"balance", func(f *fixture, _ *Request) {
+			f.reservations.admission.Refusal = &domain.Refusal{Kind: domain.LimitBalance, Scope: domain.ScopeIdentity}
+		}, domain.CodeBalance},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()

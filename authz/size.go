@@ -47,7 +47,11 @@ func (s *Server) decide(z sizing) (domain.Decision, terms) {
 	if own.LimitsImages(demand.Model) || shared.LimitsImages(demand.Model) {
 		demand.Images = wire.ImagesAsked(z.peek.API, z.body)
 	}
-	holds := own.Holds(domain.ScopeKey, key.ID, demand, now)
+	var holds []domain.Hold
+	if z.snap.Prepaid[key.Identity] {
+		holds = append(holds, domain.BalanceHold(key.Identity, demand.CostMicros))
+	}
+	holds = append(holds, own.Holds(domain.ScopeKey, key.ID, demand, now)...)
 	holds = append(holds, shared.Holds(domain.ScopeIdentity, key.Identity, demand, now)...)
 	holds = append(holds, z.snap.Ceiling.Holds(domain.ScopeRegion, z.snap.Region, demand, now)...)
 	if !budgeted(holds) {

@@ -197,3 +197,28 @@ func TestPromptIsCorrected(t *testing.T) {
 	require.NoError(t, err)
 	require.InDelta(t, 1.5*float64(before.Decision.PromptTokens), float64(after.Decision.PromptTokens), 0.51)
 }
+
+// What a prepaid identity may cost is held of its balance, before all else; a
+// policy that injects caps does so for a balance as for a budget.
+func TestPrepaidIdentity(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	body := `{"model":"m","messages":[]}`
+	before, err := f.server.check(t.Context(), f.request(body))
+	require.NoError(t, err)
+	f.reconfigure(func(s *config.Snapshot) {
+		injecting(s)
+		delete(s.Policies, "shared")
+		s.Prepaid = map[string]bool{"acme": true}
+	})
+	got, err := f.server.check(t.Context(), f.request(body))
+	require.NoError(t, err)
+	d := got.Decision
+	require.Positive(t, d.Price.MaxCostMicros(d.PromptTokens, d.OutputCap))
+	require.Equal(t, domain.BalanceHold("acme", d.Price.MaxCostMicros(d.PromptTokens, d.OutputCap)), d.Holds[0])
+	require.True(t, hasHeader(got.Headers, headerOutputCap, "400"))
+	for _, h := range before.Decision.Holds {
+		require.NotEqual(t, domain.LimitBalance, h.Kind)
+	}
+	require.Zero(t, openWindow(d.Holds, domain.Policy{OpenWindow: 1}, domain.Policy{OpenWindow: 1}), "no balance can be kept without the store")
+}

@@ -145,6 +145,12 @@ func (d decoder) value(text string, desc protoreflect.FieldDescriptor, path stri
 	switch desc.Kind() {
 	case protoreflect.StringKind:
 		return protoreflect.ValueOfString(text), true
+	case protoreflect.BoolKind:
+		if text != "true" && text != "false" {
+			d.problems.add(path, "%s is neither true nor false", quote(text))
+			return protoreflect.Value{}, false
+		}
+		return protoreflect.ValueOfBool(text == "true"), true
 	case protoreflect.Int64Kind:
 		n, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {

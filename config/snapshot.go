@@ -35,6 +35,8 @@ type Snapshot struct {
 	// PriceFactors maps identities to their price multiplier in millionths;
 	// one that is absent pays the plain price.
 	PriceFactors map[string]int64
+	// Prepaid are the identities that can spend what they have paid in.
+	Prepaid map[string]bool
 }
 
 var errNoVersion = errors.New("version must be 1 or more")
@@ -64,6 +66,7 @@ func Compile(rc *keywayv1.RegionConfig) (*Snapshot, error) {
 		Lease:           cfg.Limits.Lease.AsDuration(),
 		Policies:        make(map[string]domain.Policy, len(cfg.Policies)),
 		Identities:      make(map[string]string, len(cfg.Identities)),
+		Prepaid:         make(map[string]bool),
 	}
 	providers := make(map[string]domain.Provider, len(cfg.Providers))
 	for _, p := range cfg.Providers {
@@ -83,6 +86,9 @@ func Compile(rc *keywayv1.RegionConfig) (*Snapshot, error) {
 	}
 	for _, id := range cfg.Identities {
 		s.Identities[id.Id] = id.Policy
+		if id.Prepaid {
+			s.Prepaid[id.Id] = true
+		}
 	}
 	s.PriceFactors = compileFactors(cfg.Identities)
 	return s, nil

@@ -109,6 +109,7 @@ func TestCompile(t *testing.T) {
 		Ceiling:      domain.Policy{RPM: 6000, RPMBurst: 200, TPM: 1_000_000, TPMBurst: 2_000_000, InFlight: 500},
 		Identities:   map[string]string{"acme": "team", "user:42@example.com": ""},
 		PriceFactors: map[string]int64{"acme": 900_000},
+		Prepaid:      map[string]bool{"acme": true},
 	}, got)
 }
 

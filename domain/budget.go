@@ -10,10 +10,11 @@ import (
 // BudgetCounter is one budget's counter in the regional store.
 type BudgetCounter struct {
 	// Name is the counter's own, without its shard: kind, owner and window, such
-	// as "budget:day:key:key_3f9a:2026-11-29". A settlement's record lists the
-	// names that it was charged to.
+	// as "budget:day:key:key_3f9a:2026-11-29" or "budget:balance:identity:acme". A
+	// settlement's record lists the names that it was charged to. What an identity
+	// has paid in is one too: "credit:acme".
 	Name string
-	// Micros is what is held or spent in the window.
+	// Micros is what is held or spent in the window, or was paid in.
 	Micros int64
 }
 
@@ -37,12 +38,22 @@ func (b BudgetBook) PendingRequests() []string {
 
 // BudgetSums is what the ledger says of the same budgets.
 type BudgetSums struct {
-	// Since is where the sums begin; older windows are not in them.
+	// Since is where the sums begin; older windows are not in them. Balances,
+	// which have no window, are summed from the beginning.
 	Since time.Time
 	// Spent is by the counter's name, corrections included.
 	Spent map[string]int64
 	// Settled has the requests, of those asked for, that are in the ledger.
 	Settled map[string]bool
+}
+
+// covers reports whether the sums have everything that a counter has counted.
+func (s BudgetSums) covers(name string) bool {
+	if isBalance(name) {
+		return true
+	}
+	begin, ok := BudgetWindowBegin(name)
+	return ok && !begin.Before(s.Since)
 }
 
 // BudgetDrift is a counter that is not what ledger and open reservations add up to.
@@ -56,7 +67,7 @@ type BudgetDrift struct {
 func (d BudgetDrift) Micros() int64 { return d.Counter - d.Held - d.Pending - d.Ledger }
 
 // Compare lists every budget of b and sums whose window began after the sums
-// did, by name; those that agree are among them. Book and sums are read one
+// did, and every balance, by name; those that agree are among them. Book and sums are read one
 // after the other, so under traffic a drift counts only when it stays.
 func (b BudgetBook) Compare(sums BudgetSums) []BudgetDrift {
 	rows := make(map[string]*BudgetDrift)
@@ -85,7 +96,7 @@ func (b BudgetBook) Compare(sums BudgetSums) []BudgetDrift {
 	}
 	list := make([]BudgetDrift, 0, len(rows))
 	for _, r := range rows {
-		if begin, ok := BudgetWindowBegin(r.Name); ok && !begin.Before(sums.Since) {
+		if sums.covers(r.Name) {
 			list = append(list, *r)
 		}
 	}

@@ -38,6 +38,22 @@ func TestCompareBudgets(t *testing.T) {
 	require.Equal(t, []int64{0, -3, 1}, drift)
 }
 
+// Balances have no window, whatever their identities are called.
+func TestCompareBalances(t *testing.T) {
+	t.Parallel()
+	spent, paid := domain.BalanceCounter("2020-01"), domain.CreditPrefix+"2020-01"
+	require.Equal(t, "budget:balance:identity:2020-01", spent)
+	book := domain.BudgetBook{
+		Counters: []domain.BudgetCounter{{Name: spent, Micros: 70}, {Name: paid, Micros: 500}},
+		Held:     map[string]int64{spent: 30},
+	}
+	sums := domain.BudgetSums{Since: time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC), Spent: map[string]int64{spent: 40, paid: 400}}
+	require.Equal(t, []domain.BudgetDrift{
+		{Name: spent, Counter: 70, Held: 30, Ledger: 40},
+		{Name: paid, Counter: 500, Ledger: 400},
+	}, book.Compare(sums))
+}
+
 func TestBudgetWindowBegin(t *testing.T) {
 	t.Parallel()
 	begin := time.Date(2026, 10, 31, 10, 0, 0, 0, time.UTC) // midnight at UTC+14

@@ -25,6 +25,7 @@ const (
 	CodeUnsupportedBody Code = "unsupported_media_type" // 415: content-encoding or content-type
 	CodeRateLimited     Code = "rate_limit_exceeded"    // 429: RPM, TPM, in_flight, slots
 	CodeBudget          Code = "insufficient_quota"     // 429 OpenAI, 402 Anthropic
+	CodeBalance         Code = "insufficient_balance"   // 402
 	CodeUnavailable     Code = "service_unavailable"    // 503: store down, draining
 	CodeNoChannel       Code = "no_channel"             // 503: no usable channel for the model
 	CodeUpstream        Code = "upstream_error"         // 502
@@ -43,7 +44,7 @@ type Error struct {
 	RetryAfter time.Duration
 	// NoRetry tells SDKs that waiting does not help (x-should-retry: false).
 	NoRetry bool
-	// Limit is the limit that refused; nil unless Code is CodeRateLimited or CodeBudget.
+	// Limit is the limit that refused; nil unless Code is CodeRateLimited, CodeBudget or CodeBalance.
 	Limit *Refusal
 }
 

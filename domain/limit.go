@@ -16,10 +16,13 @@ const (
 	LimitBudgetDay   LimitKind = "budget_day"   // micro-units per calendar day
 	LimitBudgetMonth LimitKind = "budget_month" // micro-units per calendar month
 	LimitImagesDay   LimitKind = "images_day"   // images per calendar day
+	LimitBalance     LimitKind = "balance"      // prepaid micro-units, without an end
 )
 
 // IsBudget reports whether k counts money.
-func (k LimitKind) IsBudget() bool { return k == LimitBudgetDay || k == LimitBudgetMonth }
+func (k LimitKind) IsBudget() bool {
+	return k == LimitBudgetDay || k == LimitBudgetMonth || k == LimitBalance
+}
 
 // Scope says whose bucket it is.
 type Scope string
@@ -87,7 +90,8 @@ type Hold struct {
 	// kind has none.
 	Window string
 	// Limit is what the bucket gives per minute or window, or at once for
-	// in_flight; read by reserve only.
+	// in_flight; read by reserve only. Of a balance it is 0: what was paid in
+	// lies in the store.
 	Limit int64
 	// Burst is the size of a rate bucket: what it gives at once; 0 is Limit. Read
 	// by reserve only.
@@ -153,6 +157,12 @@ func (p Policy) ownHolds(of Hold, d Demand, now time.Time) []Hold {
 		holds = append(holds, h)
 	}
 	return holds
+}
+
+// BalanceHold is what a request that may cost micros holds of the balance of a
+// prepaid identity. It stands first among the holds of a decision.
+func BalanceHold(identity string, micros int64) Hold {
+	return Hold{Kind: LimitBalance, Scope: ScopeIdentity, ID: identity, Amount: micros}
 }
 
 // zones keeps what time.LoadLocation found, which reads a file at every call.

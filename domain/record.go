@@ -81,6 +81,7 @@ type UsageRecord struct {
 	// Reason is why a correction was made; "" for a settlement.
 	Reason string
 	// Budgets are the names of the counters that it was charged to (see
-	// BudgetCounter), so that each can be added up from the ledger alone.
+	// BudgetCounter), so that each can be added up from the ledger alone; that of
+	// a balance is the first.
 	Budgets []string
 }

@@ -29,6 +29,7 @@ var (
 	Expired     = load("expired")
 	Calibrate   = load("calibrate")
 	Correct     = load("correct")
+	Credit      = load("credit")
 
 	CooldownSet   = load("cooldown_set")
 	CooldownRead  = load("cooldown_read")
@@ -40,7 +41,7 @@ var (
 // All lists every script, for loading them ahead of their first use.
 func All() []*Script {
 	return []*Script{
-		Reserve, Settle, Renew, SlotAcquire, SlotRelease, Expired, Calibrate, Correct,
+		Reserve, Settle, Renew, SlotAcquire, SlotRelease, Expired, Calibrate, Correct, Credit,
 		CooldownSet, CooldownRead, CooldownClaim, CooldownClear, StatLearn,
 	}
 }

@@ -7,13 +7,15 @@
 -- KEYS[2] open index: <tag>:open, sorted set of requests by lease end, never expires.
 -- KEYS[3..] buckets, one per hold: hash of u (in use), t (at ms), l (limit) for
 --   rate; sorted set of requests by lease end for lease; integer for window; each
---   expires by itself.
+--   expires by itself. Behind them, where a limit is -1, the credit that is the
+--   limit: {sNN}:credit:<identity>, hash of micros and entry, never expires.
 -- ARGV[1] request: id, the member of leases and index.
 -- ARGV[2] lease: ms, how long leases live unrenewed, 1 or more.
 -- ARGV[3] keep: ms, life of the reservation, a day or more.
 -- ARGV[4] decision: bytes, kept beside the reservation.
--- ARGV[5..] per hold five values: class (rate, lease, window); limit; size, the
---   most that the bucket gives at once; amount; ttl (ms, windows only). Whole
+-- ARGV[5..] per hold five values: class (rate, lease, window); limit, -1 for a
+--   window that gives what the credit says; size, the most that the bucket gives
+--   at once; amount; ttl (ms, windows only). Whole
 --   numbers below 2^53. A rate bucket counts in 1/60000 of its unit, so that a
 --   limit of L drains exactly L a millisecond.
 -- Returns: {status, index, wait, left 1, reset 1, left 2, reset 2, ...}.
@@ -28,10 +30,10 @@ now = now[1] * 1000 + math.floor(now[2] / 1000)
 local request, lease, keep = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local state = redis.call('HGET', KEYS[1], 'state')
 if state and state ~= 'reserved' then return {2, 0, 0} end
-local fresh, never = not state, 2 ^ 52
+local fresh, never = not state, -1 -- comes before any wait
 local at, ends = string.format('%.0f', now), string.format('%.0f', now + lease)
-local reply, used, refused, soonest = {0, 0, 0}, {}, 0, 0
-for i = 1, #KEYS - 2 do
+local reply, used, refused, soonest, n = {0, 0, 0}, {}, 0, 0, (#ARGV - 4) / 5
+for i = 1, n do
   local key, class, limit, size = KEYS[i + 2], ARGV[5 * i], tonumber(ARGV[5 * i + 1]), tonumber(ARGV[5 * i + 2])
   local amount = fresh and tonumber(ARGV[5 * i + 3]) or 0
   local unit, wait, reset = 1, never, 0
@@ -47,20 +49,19 @@ for i = 1, #KEYS - 2 do
     wait = 1000 -- a request can end at any moment: worth a look in a second
   else
     used[i] = tonumber(redis.call('GET', key)) or 0
+    if limit < 0 then size = tonumber(redis.call('HGET', KEYS[#KEYS], 'micros')) or 0 end
   end
   local left = size * unit - used[i]
-  if left < amount * unit and (refused == 0 or soonest < never and (wait == never or wait < soonest)) then
-    refused, soonest = i, wait
-  end
+  if left < amount * unit and (refused == 0 or wait < soonest) then refused, soonest = i, wait end
   reply[2 * i + 2], reply[2 * i + 3] = math.max(0, math.floor(left / unit)), reset
 end
 if not fresh then return reply end
 if refused > 0 then
-  reply[1], reply[2], reply[3] = 1, refused, soonest < never and soonest or 0
+  reply[1], reply[2], reply[3] = 1, refused, math.max(0, soonest)
   return reply
 end
 local kept = {'state', 'reserved', 'decision', ARGV[4]}
-for i = 1, #KEYS - 2 do
+for i = 1, n do
   local key, class, limit, amount = KEYS[i + 2], ARGV[5 * i], ARGV[5 * i + 1], ARGV[5 * i + 3]
   if class == 'rate' then
     local total = used[i] + amount * 60000

@@ -29,12 +29,12 @@ func budgetNames(d domain.Decision) []string {
 	return names
 }
 
-// Budgets reads every budget's counter, what open reservations hold of them,
-// and the settlements that are not in the ledger yet, in this order. It scans
+// Budgets reads every budget's counter and what was paid into balances, what open
+// reservations hold of them, and the settlements that are not in the ledger yet, in this order. It scans
 // the store: for upkeep and people, never for the path of a request.
 func (s *Store) Budgets(ctx context.Context) (domain.BudgetBook, error) {
 	book := domain.BudgetBook{Held: make(map[string]int64)}
-	for _, read := range []func(context.Context, *domain.BudgetBook) error{s.readCounters, s.readHeld, s.readPending} {
+	for _, read := range []func(context.Context, *domain.BudgetBook) error{s.readCredits, s.readCounters, s.readHeld, s.readPending} {
 		if err := read(ctx, &book); err != nil {
 			return domain.BudgetBook{}, err
 		}

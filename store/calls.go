@@ -28,7 +28,12 @@ const (
 const (
 	keepDay   = (1 + 35) * 24 * time.Hour
 	keepMonth = (31 + 35) * 24 * time.Hour
+	// keepBalance is a century: what was spent of a balance is counted without an end.
+	keepBalance = 100 * 365 * 24 * time.Hour
 )
+
+// limitIsCredit stands for the limit of a balance, which lies in the store.
+const limitIsCredit int64 = -1
 
 func classOf(kind domain.LimitKind) string {
 	switch {
@@ -46,12 +51,14 @@ func counterTTL(kind domain.LimitKind) int64 {
 		return keepDay.Milliseconds()
 	case domain.LimitBudgetMonth:
 		return keepMonth.Milliseconds()
+	case domain.LimitBalance:
+		return keepBalance.Milliseconds()
 	}
 	return 0
 }
 
 // checkHolds refuses what no key or counter is made for, and an order in which
-// the holds of the region are not the last.
+// the hold of a balance is not the first or those of the region are not the last.
 func checkHolds(holds []domain.Hold) error {
 	for i, h := range holds {
 		if i > 0 && holds[i-1].Scope == domain.ScopeRegion && h.Scope != domain.ScopeRegion {
@@ -59,6 +66,10 @@ func checkHolds(holds []domain.Hold) error {
 		}
 		switch h.Kind {
 		case domain.LimitRPM, domain.LimitTPM, domain.LimitInFlight:
+		case domain.LimitBalance:
+			if i > 0 {
+				return fmt.Errorf("hold %s of %s %s is not the first", h.Kind, h.Scope, h.ID)
+			}
 		case domain.LimitBudgetDay, domain.LimitBudgetMonth, domain.LimitImagesDay:
 			if h.Window == "" {
 				return fmt.Errorf("hold %s of %s %s names no window", h.Kind, h.Scope, h.ID)
@@ -78,7 +89,7 @@ func used(h domain.Hold, record domain.UsageRecord) int64 {
 	switch h.Kind {
 	case domain.LimitTPM:
 		return min(max(record.Usage.Total(), 0), maxRate)
-	case domain.LimitBudgetDay, domain.LimitBudgetMonth:
+	case domain.LimitBudgetDay, domain.LimitBudgetMonth, domain.LimitBalance:
 		return min(max(record.CostMicros, 0), maxBudget)
 	case domain.LimitImagesDay:
 		return min(max(record.Usage.Tools[domain.ToolImageGeneration], 0), maxRate)
@@ -113,11 +124,17 @@ func reserveCall(p part, d domain.Decision, decision []byte) call {
 	}
 	for _, h := range p.holds {
 		limit, size := min(max(h.Limit, 0), maxBudget), min(max(h.Size(), 0), maxBudget)
-		if classOf(h.Kind) == classRate {
+		switch {
+		case classOf(h.Kind) == classRate:
 			limit, size = min(max(h.Limit, 1), maxRate), min(max(h.Size(), 1), maxRate)
+		case h.Kind == domain.LimitBalance:
+			limit = limitIsCredit
 		}
 		c.keys = append(c.keys, bucketKey(d.Identity, h))
 		c.args = append(c.args, classOf(h.Kind), limit, size, min(h.Amount, 2*maxBudget), counterTTL(h.Kind))
+	}
+	if len(p.holds) > 0 && p.holds[0].Kind == domain.LimitBalance {
+		c.keys = append(c.keys, creditKey(d.Identity))
 	}
 	return c
 }

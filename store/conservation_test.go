@@ -30,7 +30,9 @@ type world struct {
 	buckets map[string]domain.Hold
 	// settled is what was settled by request; ledger is what has been delivered.
 	settled, ledger map[string]domain.UsageRecord
-	steps           *int
+	// credit is what the identity has paid in, entry how often it did.
+	credit, entry int64
+	steps         *int
 }
 
 const modelSlots = 3
@@ -60,13 +62,33 @@ func (w *world) decide(t *rapid.T) domain.Decision {
 		Model: rapid.SampledFrom([]string{"m", "other"}).Draw(t, "model"), CostMicros: rapid.Int64Range(0, 150).Draw(t, "cost"),
 		Images: rapid.Int64Range(0, 2).Draw(t, "images"),
 	}
-	holds := modelKey.Holds(domain.ScopeKey, w.tenant.key, demand, w.now)
+	holds := []domain.Hold{domain.BalanceHold(w.tenant.identity, demand.CostMicros)}
+	holds = append(holds, modelKey.Holds(domain.ScopeKey, w.tenant.key, demand, w.now)...)
 	holds = append(holds, modelIdentity.Holds(domain.ScopeIdentity, w.tenant.identity, demand, w.now)...)
 	holds = append(holds, modelRegion.Holds(domain.ScopeRegion, string(w.region), demand, w.now)...)
 	d := w.tenant.decide(holds...)
 	d.Candidates, d.AdmittedAt = []domain.Candidate{w.slots}, w.now
 	d.OutputCap = demand.CostMicros
 	return d
+}
+
+// limit is what the bucket of h can give.
+func (w *world) limit(h domain.Hold) int64 {
+	if h.Kind == domain.LimitBalance {
+		return w.credit
+	}
+	return h.Limit
+}
+
+// pay changes what the identity has paid in: it pays more, or takes back what is
+// neither held nor spent. The worker may bring the same sum twice.
+func (w *world) pay(t *rapid.T) {
+	free := w.credit - w.held(w.key(domain.BalanceHold(w.tenant.identity, 0)))
+	w.credit += rapid.Int64Range(-free, 400).Draw(t, "paid")
+	w.entry++
+	for range rapid.IntRange(1, 2).Draw(t, "times") {
+		require.NoError(t, w.store.SetCredits(t.Context(), []domain.Credit{{Identity: w.tenant.identity, Micros: w.credit, Entry: w.entry}}, w.entry))
+	}
 }
 
 func (w *world) key(h domain.Hold) string { return bucketKey(w.tenant.identity, h) }
@@ -91,7 +113,7 @@ func (w *world) reserve(t *rapid.T) {
 	fits := true
 	for _, h := range d.Holds {
 		w.buckets[w.key(h)] = h
-		fits = fits && w.held(w.key(h))+h.Amount <= h.Limit
+		fits = fits && w.held(w.key(h))+h.Amount <= w.limit(h)
 	}
 	require.Equal(t, fits, a.Refusal == nil, "%d open, asked %+v, refused %+v", len(w.open), d.Holds, a.Refusal)
 	full := len(w.open) >= modelSlots
@@ -101,7 +123,7 @@ func (w *world) reserve(t *rapid.T) {
 	}
 	w.open[d.RequestID] = d
 	for i, h := range d.Holds {
-		require.Equal(t, h.Limit-w.held(w.key(h)), a.Remaining[i])
+		require.Equal(t, w.limit(h)-w.held(w.key(h)), a.Remaining[i])
 	}
 }
 
@@ -297,7 +319,7 @@ func (w *world) check(t *rapid.T) {
 		got, err := w.store.counter(t.Context(), key)
 		require.NoError(t, err)
 		require.Equal(t, w.held(key), got, key)
-		require.LessOrEqual(t, got, h.Limit, key)
+		require.LessOrEqual(t, got, w.limit(h), key)
 	}
 	got, err := w.store.counter(t.Context(), slotKey(w.slots.Channel))
 	require.NoError(t, err)
@@ -345,7 +367,7 @@ func conserve(t *testing.T, s *Store, steps int) {
 			w := newWorld(s, &done)
 			t.Repeat(map[string]func(*rapid.T){
 				"reserve": w.reserve, "reserve more": w.reserve, "settle": w.settle, "refund": w.refund, "repeat": w.repeat,
-				"expire": w.expire, "crash": w.crash, "windows turn": w.turn, "scripts are forgotten": w.forget, "deliver": w.deliver,
+				"pay": w.pay, "expire": w.expire, "crash": w.crash, "windows turn": w.turn, "scripts are forgotten": w.forget, "deliver": w.deliver,
 				"": w.check,
 			})
 			w.rest(t)
@@ -358,7 +380,7 @@ func conserve(t *testing.T, s *Store, steps int) {
 const conservationSteps = 10_000
 
 // TestNothingIsLostOrOversold: under any order of reserve, settle, cancel,
-// refund, repetition, redelivery, death and turning windows, holds plus spent
+// refund, repetition, redelivery, death, top-ups and turning windows, holds plus spent
 // stay within every limit at every step, and at rest counters, model and ledger
 // agree. A failure prints the seed that repeats it.
 func TestNothingIsLostOrOversold(t *testing.T) {

@@ -44,6 +44,8 @@ func bucketKey(identity string, h domain.Hold) string {
 		return tag + ":budget:day:" + owner + ":" + h.Window
 	case domain.LimitBudgetMonth:
 		return tag + ":budget:month:" + owner + ":" + h.Window
+	case domain.LimitBalance:
+		return tag + ":" + domain.BalancePrefix + owner
 	case domain.LimitImagesDay:
 		return tag + ":images:day:" + owner + ":" + h.Window
 	}
@@ -60,6 +62,14 @@ func (p part) open() string { return p.tag + ":open" }
 func (p part) outbox() string { return p.tag + ":outbox" }
 
 func (p part) repair() string { return p.tag + ":repair" }
+
+// creditKey is what an identity has paid in; creditMarkKey is the ledger's entry
+// up to which a shard has been told.
+func creditKey(identity string) string {
+	return identityTag(identity) + ":" + domain.CreditPrefix + identity
+}
+
+func creditMarkKey(shard int) string { return shardTag(shard) + ":credited" }
 
 func reservationKey(shard int, request string) string { return shardTag(shard) + ":res:" + request }
 

@@ -41,6 +41,7 @@ var answers = map[domain.Code]answer{
 	domain.CodeUnsupportedBody: {http.StatusUnsupportedMediaType, typeInvalid, "unsupported_media_type", http.StatusUnsupportedMediaType, typeInvalid},
 	domain.CodeRateLimited:     {http.StatusTooManyRequests, typeRate, "rate_limit_exceeded", http.StatusTooManyRequests, typeRate},
 	domain.CodeBudget:          {http.StatusTooManyRequests, "insufficient_quota", "insufficient_quota", http.StatusPaymentRequired, "billing_error"},
+	domain.CodeBalance:         {http.StatusPaymentRequired, "insufficient_quota", "credit_balance_exhausted", http.StatusPaymentRequired, "billing_error"},
 	domain.CodeUnavailable:     {http.StatusServiceUnavailable, typeUnavailable, "service_unavailable", http.StatusServiceUnavailable, typeOverloaded},
 	domain.CodeNoChannel:       {http.StatusServiceUnavailable, typeUnavailable, "no_channel", http.StatusServiceUnavailable, typeOverloaded},
 	domain.CodeUpstream:        {http.StatusBadGateway, typeServer, "upstream_error", http.StatusInternalServerError, typeAPI},

@@ -60,6 +60,12 @@ func TestErrorBodies(t *testing.T) {
 			[]Header{{"content-type", "application/json"}, {"x-should-retry", "false"}},
 		},
 		{
+			"balance", domain.Errorf(domain.CodeBalance, "Empty."), 402, 402,
+			`{"error":{"message":"Empty.","type":"insufficient_quota","param":null,"code":"credit_balance_exhausted"}}`,
+			`{"type":"error","error":{"type":"billing_error","message":"Empty."},"request_id":"req_1"}`,
+			[]Header{{"content-type", "application/json"}, {"x-should-retry", "false"}},
+		},
+		{
 			"store away", domain.Errorf(domain.CodeUnavailable, "Away."), 503, 503,
 			`{"error":{"message":"Away.","type":"service_unavailable_error","param":null,"code":"service_unavailable"}}`,
 			`{"type":"error","error":{"type":"overloaded_error","message":"Away."},"request_id":"req_1"}`,
@@ -98,7 +104,7 @@ func TestEveryCodeHasItsAnswer(t *testing.T) {
 		domain.CodeInvalidKey: 401, domain.CodeKeyDisabled: 401, domain.CodeKeyExpired: 401,
 		domain.CodeModelNotFound: 404, domain.CodeModelMissing: 400, domain.CodeInvalidRequest: 400,
 		domain.CodeNotFound: 404, domain.CodeMethod: 405, domain.CodeTooLarge: 413, domain.CodeUnsupportedBody: 415,
-		domain.CodeRateLimited: 429, domain.CodeBudget: 429, domain.CodeUnavailable: 503, domain.CodeNoChannel: 503,
+		domain.CodeRateLimited: 429, domain.CodeBudget: 429, domain.CodeBalance: 402, domain.CodeUnavailable: 503, domain.CodeNoChannel: 503,
 		domain.CodeUpstream: 502, domain.CodeUpstreamTimeout: 504, domain.CodeInternal: 500,
 	} {
 		assert.Equal(t, status, Status(domain.DialectOpenAI, code), code)

@@ -50,7 +50,7 @@ func ErrorHeaders(d domain.Dialect, e *domain.Error) []Header {
 // hopeless reports whether sending the same request again cannot succeed.
 func hopeless(e *domain.Error) bool {
 	switch e.Code {
-	case domain.CodeInvalidKey, domain.CodeKeyDisabled, domain.CodeKeyExpired, domain.CodeBudget:
+	case domain.CodeInvalidKey, domain.CodeKeyDisabled, domain.CodeKeyExpired, domain.CodeBudget, domain.CodeBalance:
 		return true
 	}
 	return e.NoRetry

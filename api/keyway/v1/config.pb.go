@@ -1658,8 +1658,12 @@ type Identity struct {
 	// PriceMultiplier multiplies every price for this identity; a decimal above 0
 	// and up to 1000 ("0.9" is ten per cent off). Default 1.
 	PriceMultiplier string `protobuf:"bytes,3,opt,name=price_multiplier,json=priceMultiplier,proto3" json:"price_multiplier,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Prepaid identities spend what they have paid in: the ledger's top-ups less
+	// what their requests cost. A request that may cost more than is left is
+	// refused with 402. Default false.
+	Prepaid       bool `protobuf:"varint,4,opt,name=prepaid,proto3" json:"prepaid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Identity) Reset() {
@@ -1711,6 +1715,13 @@ func (x *Identity) GetPriceMultiplier() string {
 		return x.PriceMultiplier
 	}
 	return ""
+}
+
+func (x *Identity) GetPrepaid() bool {
+	if x != nil {
+		return x.Prepaid
+	}
+	return false
 }
 
 var File_keyway_v1_config_proto protoreflect.FileDescriptor
@@ -1871,11 +1882,12 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\x03tpm\x18\x02 \x01(\x03R\x03tpm\x12\x1b\n" +
 	"\tin_flight\x18\x03 \x01(\x03R\binFlight\x12\x1b\n" +
 	"\trpm_burst\x18\x04 \x01(\x03R\brpmBurst\x12\x1b\n" +
-	"\ttpm_burst\x18\x05 \x01(\x03R\btpmBurst\"]\n" +
+	"\ttpm_burst\x18\x05 \x01(\x03R\btpmBurst\"w\n" +
 	"\bIdentity\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06policy\x18\x02 \x01(\tR\x06policy\x12)\n" +
-	"\x10price_multiplier\x18\x03 \x01(\tR\x0fpriceMultiplierB\x1fZ\x1dkeyway/api/keyway/v1;keywayv1b\x06proto3"
+	"\x10price_multiplier\x18\x03 \x01(\tR\x0fpriceMultiplier\x12\x18\n" +
+	"\aprepaid\x18\x04 \x01(\bR\aprepaidB\x1fZ\x1dkeyway/api/keyway/v1;keywayv1b\x06proto3"
 
 var (
 	file_keyway_v1_config_proto_rawDescOnce sync.Once
