@@ -25,10 +25,6 @@ TEST_ENV := env -u KEYWAY_REDIS_URL
 E2E := keyway/e2e keyway/e2e/sdk keyway/e2e/sdk/gosdk
 # Judges milliseconds of real servers: nothing is compiled or tested beside it.
 ALONE := keyway/store
-# Drills of whole topologies under load. Like the end-to-end tests they run
-# without the race detector: it finds, inside go-redis 9.23.0, that two
-# goroutines read one command's reply when a pipeline follows moving slots.
-DRILLS := ^TestEveryTopology$$
 FUZZTIME ?= 20s
 CHAOS    ?= 5m
 
@@ -53,8 +49,7 @@ unit: ## Run the unit tests, with the race detector.
 	@if [ -z "$(RACE)" ]; then echo "no C compiler: the unit tests run without the race detector" >&2; [ "$${CI:-}" != true ]; fi
 	$(TEST_ENV) $(GO) test $(RACE) -shuffle=on -count=1 -timeout 8m \
 	  $$($(GO) list ./... | grep -vxF -e '' $(addprefix -e ,$(E2E) $(ALONE)))
-	$(TEST_ENV) $(GO) test $(RACE) -shuffle=on -count=1 -timeout 8m -skip '$(DRILLS)' $(ALONE)
-	$(TEST_ENV) $(GO) test -count=1 -timeout 8m -run '$(DRILLS)' $(ALONE)
+	$(TEST_ENV) $(GO) test $(RACE) -shuffle=on -count=1 -timeout 8m $(ALONE)
 
 fuzz: ## Fuzz the SSE splitter, the request reader and the usage readers.
 	$(GO) test -run '^$$' -fuzz '^FuzzSplitter$$' -fuzztime $(FUZZTIME) ./wire/sse

@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -76,4 +77,42 @@ func TestACluster(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, []domain.VirtualKey{k}, keys)
 	assert.True(t, s.Alive())
+	requireOnce(t, s)
+}
+
+// requireOnce expects that a command of a pipeline that has to follow its key
+// runs once, also behind one that the client library would send again whole. It
+// leaves a slot on its way.
+func requireOnce(t *testing.T, s *Store) {
+	ctx := t.Context()
+	cluster, ok := s.client.(*redis.ClusterClient)
+	require.True(t, ok)
+	const stuck, gone = "{stuck}", "{gone-2}"
+	from, err := cluster.MasterForKey(ctx, stuck)
+	require.NoError(t, err)
+	owner, err := cluster.MasterForKey(ctx, gone)
+	require.NoError(t, err)
+	require.Equal(t, from.Options().Addr, owner.Options().Addr, "both slots are on one node")
+	to, err := cluster.MasterForKey(ctx, "{elsewhere}")
+	require.NoError(t, err)
+	require.NotEqual(t, from.Options().Addr, to.Options().Addr)
+	slot := func(key string) int64 { return from.ClusterKeySlot(ctx, key).Val() }
+	setSlot := func(node *redis.Client, args ...any) {
+		require.NoError(t, node.Do(ctx, append([]any{"cluster", "setslot"}, args...)...).Err())
+	}
+	require.NoError(t, from.Set(ctx, stuck+"a", 1, 0).Err())
+	setSlot(to, slot(stuck), "importing", from.ClusterMyID(ctx).Val())
+	setSlot(from, slot(stuck), "migrating", to.ClusterMyID(ctx).Val())
+	for _, node := range []*redis.Client{to, from} {
+		setSlot(node, slot(gone), "node", to.ClusterMyID(ctx).Val())
+	}
+
+	pipe := cluster.Pipeline()
+	waits := pipe.MGet(ctx, stuck+"a", stuck+"b")
+	moves := pipe.Incr(ctx, gone+"n")
+	_, err = pipe.Exec(ctx)
+	require.Equal(t, "1", to.Get(ctx, gone+"n").Val())
+	require.ErrorContains(t, err, "TRYAGAIN")
+	require.Equal(t, err, waits.Err())
+	require.NoError(t, moves.Err())
 }

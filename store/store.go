@@ -124,7 +124,11 @@ func Open(o Options) (*Store, error) {
 			g.node("tcp", addr)
 		}
 	}
-	return &Store{client: redis.NewUniversalClient(options), guard: g, log: o.Log}, nil
+	client := redis.NewUniversalClient(options)
+	if _, ok := client.(*redis.ClusterClient); ok {
+		client.AddHook(onceEach{})
+	}
+	return &Store{client: client, guard: g, log: o.Log}, nil
 }
 
 // parse reads the URL of a single server, of sentinels or of a cluster.
