@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"net/http/httptrace"
 	"strings"
 	"sync"
 	"time"
@@ -18,12 +19,16 @@ const hangLimit = 30 * time.Second
 
 // clients are the connections that all share: requests of every temper meet
 // on the same HTTP/2 connections.
-type clients []*http.Client
+type clients struct {
+	list []*http.Client
+	// last is, by its local address, what an HTTP/1.1 connection carried last.
+	last sync.Map
+}
 
-func newClients() clients {
+func newClients() *clients {
 	var h2c http.Protocols
 	h2c.SetUnencryptedHTTP2(true)
-	list := clients{{Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: chaosClients}}}
+	list := []*http.Client{{Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: chaosClients}}}
 	for _, window := range []int{64 << 10, 1 << 20} {
 		list = append(list, &http.Client{Transport: &http.Transport{
 			DisableCompression: true, Protocols: &h2c,
@@ -31,13 +36,28 @@ func newClients() clients {
 			HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: window, MaxReceiveBufferPerConnection: 1 << 30},
 		}})
 	}
-	return list
+	return &clients{list: list}
 }
 
-func (l clients) close() {
-	for _, c := range l {
+func (l *clients) close() {
+	for _, c := range l.list {
 		c.CloseIdleConnections()
 	}
+}
+
+// pick is one of the clients, and the context in which it notes in s which
+// request the connection carried before.
+func (l *clients) pick(ctx context.Context, rng *rand.Rand, s *seen) (*http.Client, context.Context) {
+	n := rng.IntN(len(l.list))
+	if n > 0 { // HTTP/2: what one stream does is not felt by the next.
+		return l.list[n], ctx
+	}
+	return l.list[n], httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) {
+		before, _ := l.last.Swap(info.Conn.LocalAddr().String(), s.req.id)
+		if info.Reused {
+			s.before, _ = before.(string)
+		}
+	}})
 }
 
 // temper is how a client behaves.
@@ -84,6 +104,8 @@ func (t temper) stays() bool { return t <= stalled }
 type seen struct {
 	req    *chaosRequest
 	temper temper
+	// before is the id of the request whose HTTP/1.1 connection this one took over.
+	before string
 	from   time.Time
 	to     time.Time
 	// dawdled is how long the client itself held the answer up.
@@ -121,6 +143,7 @@ func (c *chaos) send(rng *rand.Rand, r *chaosRequest) *seen {
 	case leavesSending:
 		body = &brokenUpload{Reader: body, left: rng.Int64N(length + 1), pause: upTo(rng, 500*time.Millisecond), leave: leave}
 	}
+	client, ctx := c.clients.pick(ctx, rng, s)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.stack.ready.BaseURL+r.path, io.NopCloser(body))
 	if err != nil {
 		s.err = err
@@ -130,7 +153,7 @@ func (c *chaos) send(rng *rand.Rand, r *chaosRequest) *seen {
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Authorization", "Bearer "+c.key)
 	req.Header.Set("Idempotency-Key", r.id)
-	resp, err := c.clients[rng.IntN(len(c.clients))].Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		s.err = err
 		return s

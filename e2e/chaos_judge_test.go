@@ -31,6 +31,8 @@ type judge struct {
 
 	// The rest belongs to run's goroutine until it ends.
 
+	// attempts are the provider's records by the client's id of the request.
+	attempts map[string][]fakeprovider.Record
 	// reached are the gateway's ids of the requests that a provider got or
 	// that were answered by one; charged are those whose cost is known.
 	reached map[string]bool
@@ -85,10 +87,10 @@ func (j *judge) round() int {
 	pending := j.pending
 	j.pending = nil
 	j.mu.Unlock()
-	attempts := map[string][]fakeprovider.Record{}
+	j.attempts = map[string][]fakeprovider.Record{}
 	for _, r := range j.provider.Records() {
 		id := r.Header.Get("Idempotency-Key")
-		attempts[id] = append(attempts[id], r)
+		j.attempts[id] = append(j.attempts[id], r)
 		if r.End == fakeprovider.EndDropped {
 			j.dropped[r.Peer] = r.EndedAt
 		}
@@ -99,7 +101,7 @@ func (j *judge) round() int {
 	}
 	var undecided []*seen
 	for _, s := range pending {
-		if !j.decide(s, attempts[s.req.id]) {
+		if !j.decide(s, j.attempts[s.req.id]) {
 			undecided = append(undecided, s)
 		}
 	}
@@ -151,10 +153,14 @@ func (j *judge) bodies(s *seen, attempts []fakeprovider.Record) {
 }
 
 // broken: the client stayed and its answer did not come whole. Either a fault
-// or the provider itself must have broken it.
+// or the provider itself must have broken it, or the answer before it on its
+// HTTP/1.1 connection: a client that has the last byte of a known length takes
+// the connection for free, while the gateway still waits for the provider's end
+// of stream and closes the connection when a reset comes in its place.
 func (j *judge) broken(s *seen, attempts []fakeprovider.Record, fault time.Duration) {
 	j.cut++
-	if fault == 0 && !j.brokeLast(s, attempts) {
+	inherited := s.status == 0 && len(attempts) == 0 && j.brokeLast(s, j.attempts[s.before])
+	if fault == 0 && !j.brokeLast(s, attempts) && !inherited {
 		j.fail("%s was cut for no reason: %v", describe(s, attempts), s.err)
 	}
 }

@@ -42,7 +42,7 @@ type chaos struct {
 	faults  *faultLog
 	slow    *faultLog
 	judge   *judge
-	clients clients
+	clients *clients
 	// heavy rations what costs the machine tens of milliseconds each.
 	heavy *ration
 }
