@@ -170,6 +170,8 @@ func (j *judge) ownError(s *seen, attempts []fakeprovider.Record, fault time.Dur
 	switch {
 	case s.status < 400:
 		j.fail("%s: an answer that no provider gave", describe(s, attempts))
+	case s.req.hopeless && len(attempts) < maxAttempts && j.droppedDuring(s):
+		// The last attempt was on its way when its connection was dropped.
 	case fault == 0 && j.slow.during(s.from, s.to) == 0 && !j.brokeLast(s, attempts):
 		j.fail("%s: an error for no reason: %s", describe(s, attempts), s.body)
 	}
@@ -219,6 +221,17 @@ func (j *judge) broke(s *seen, a fakeprovider.Record) bool {
 	case fakeprovider.EndPeerLeft, fakeprovider.EndCompleted:
 		dropped, ok := j.dropped[a.Peer]
 		return ok && a.Proto == "HTTP/2.0" && dropped.After(a.EndedAt.Add(-time.Second)) && dropped.Before(s.to.Add(time.Second))
+	}
+	return false
+}
+
+// droppedDuring reports whether the provider dropped a connection while s ran,
+// so that an attempt may have got lost of which the provider knows nothing.
+func (j *judge) droppedDuring(s *seen) bool {
+	for _, at := range j.dropped {
+		if at.After(s.from.Add(-time.Second)) && at.Before(s.to.Add(time.Second)) {
+			return true
+		}
 	}
 	return false
 }
