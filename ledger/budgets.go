@@ -13,8 +13,9 @@ import (
 )
 
 // BudgetSums adds up what was charged to each budget by requests admitted at
-// since or later, and tells which of the given requests it has. Both are of
-// one moment: a settlement that arrives meanwhile is in both or in neither.
+// since or later, what was paid into balances and spent of them at any time, and
+// tells which of the given requests it has. All are of one moment: a settlement
+// that arrives meanwhile is in all of them or in none.
 func (l *Ledger) BudgetSums(ctx context.Context, since time.Time, requests []string) (sums domain.BudgetSums, err error) {
 	tx, err := l.read.BeginTx(ctx, l.dialect.snapshot)
 	if err != nil {
@@ -24,6 +25,9 @@ func (l *Ledger) BudgetSums(ctx context.Context, since time.Time, requests []str
 	sums = domain.BudgetSums{Since: since, Spent: make(map[string]int64), Settled: make(map[string]bool)}
 	if err := l.sumBudgets(ctx, tx, sums); err != nil {
 		return domain.BudgetSums{}, fmt.Errorf("sum budgets: %w", err)
+	}
+	if err := l.sumBalances(ctx, tx, sums); err != nil {
+		return domain.BudgetSums{}, fmt.Errorf("sum balances: %w", err)
 	}
 	for chunk := range slices.Chunk(requests, rowsPerInsert) {
 		if err := l.findSettled(ctx, tx, chunk, sums.Settled); err != nil {
@@ -51,7 +55,9 @@ func (l *Ledger) sumBudgets(ctx context.Context, tx *sql.Tx, sums domain.BudgetS
 			return err
 		}
 		for _, name := range strings.Fields(names) {
-			sums.Spent[name] += micros
+			if !strings.HasPrefix(name, domain.BalancePrefix) { // it has a sum of its own, from the beginning
+				sums.Spent[name] += micros
+			}
 		}
 	}
 	return rows.Err()

@@ -20,6 +20,10 @@ type dialect struct {
 	placeholder func(n int) string
 	// snapshot makes every read of a transaction see the same moment.
 	snapshot *sql.TxOptions
+	// oneAtATime makes a transaction wait for others that write balance entries,
+	// so that their numbers rise in the order of their commits; "" where every
+	// transaction that writes is alone.
+	oneAtATime string
 	// rejects reports whether err blames the row and not the database.
 	rejects func(err error) bool
 }
@@ -47,6 +51,7 @@ var postgresDialect = dialect{
 	goose:       goose.DialectPostgres,
 	migrations:  "migrations/postgres",
 	placeholder: func(n int) string { return "$" + strconv.Itoa(n) },
+	oneAtATime:  "LOCK TABLE balance_entries IN SHARE ROW EXCLUSIVE MODE",
 	snapshot:    &sql.TxOptions{Isolation: sql.LevelRepeatableRead, ReadOnly: true},
 	rejects: func(err error) bool {
 		var e *pgconn.PgError
