@@ -187,9 +187,18 @@ func clip(s string) string {
 }
 
 // reserve takes the holds and the first free slot of the ranked list. Channels
-// before it, whose slots are all taken, leave d.Candidates. Without the store,
-// what fits into the open window goes out unreserved.
+// before it, whose slots are all taken, leave d.Candidates. What is leased is
+// taken here, and a request that needs no more goes out before its reservation
+// is written. Without the store, what fits into the open window goes out unreserved.
 func (s *Server) reserve(ctx context.Context, d *domain.Decision, open time.Duration) (domain.Admission, error) {
+	if r := s.lending.take(d); r != nil {
+		return domain.Admission{}, refused(*r, d)
+	}
+	if alone(d) {
+		s.metrics.leasedAdmissions.Inc()
+		s.lending.note(*d)
+		return s.lending.fill(domain.Admission{}, d.Holds), nil
+	}
 	admission, err := s.reservations.Admit(ctx, *d)
 	if err == nil {
 		s.outage.over(s.now())
@@ -200,6 +209,7 @@ func (s *Server) reserve(ctx context.Context, d *domain.Decision, open time.Dura
 		s.metrics.openAdmissions.Inc()
 		return domain.Admission{}, nil
 	case err != nil:
+		s.lending.putBack(d.Holds)
 		// It may have been written all the same: give it back when the store answers again.
 		s.refunds.add(*d)
 		if errors.Is(err, domain.ErrStoreDown) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
@@ -207,12 +217,15 @@ func (s *Server) reserve(ctx context.Context, d *domain.Decision, open time.Dura
 		}
 		return domain.Admission{}, fmt.Errorf("reserve: %w", err)
 	case admission.Refusal != nil:
+		s.lending.putBack(d.Holds)
+		s.lending.remember(d.Holds, *admission.Refusal)
 		return admission, refused(*admission.Refusal, d)
 	case admission.SlotRefused:
+		s.lending.putBack(d.Holds)
 		return admission, errBusy
 	}
 	d.Candidates = d.Candidates[admission.Skipped:]
-	return admission, nil
+	return s.lending.fill(admission, d.Holds), nil
 }
 
 var (

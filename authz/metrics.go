@@ -18,6 +18,9 @@ type metrics struct {
 	duration       prometheus.Histogram
 	refundsDropped prometheus.Counter
 	openAdmissions prometheus.Counter
+
+	leasedAdmissions prometheus.Counter
+	notesDropped     prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -39,8 +42,16 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Name: "keyway_authz_open_admissions_total",
 			Help: "Requests admitted while the store was away, within the open window of their policies.",
 		}),
+		leasedAdmissions: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "keyway_authz_leased_admissions_total",
+			Help: "Requests admitted on leased rates alone, without a call to the store.",
+		}),
+		notesDropped: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "keyway_authz_notes_dropped_total",
+			Help: "Requests on leased rates whose reservation was not written because too many waited for the store: the sweeper cannot find them.",
+		}),
 	}
-	r.MustRegister(m.checks, m.duration, m.refundsDropped, m.openAdmissions)
+	r.MustRegister(m.checks, m.duration, m.refundsDropped, m.openAdmissions, m.leasedAdmissions, m.notesDropped)
 	return m
 }
 

@@ -46,17 +46,10 @@ type outage struct {
 	mu sync.Mutex
 	// began is when the store was first found away, ended when it last came back.
 	began, ended time.Time
-	spent        map[openBucket]int64
+	spent        map[rateBucket]int64
 }
 
-// openBucket is one rate of one owner.
-type openBucket struct {
-	kind  domain.LimitKind
-	scope domain.Scope
-	id    string
-}
-
-func newOutage() *outage { return &outage{spent: map[openBucket]int64{}} }
+func newOutage() *outage { return &outage{spent: map[rateBucket]int64{}} }
 
 // over notes that the store answered.
 func (o *outage) over(now time.Time) {
@@ -85,14 +78,19 @@ func (o *outage) admits(holds []domain.Hold, open time.Duration, now time.Time) 
 		return false
 	}
 	for _, h := range holds {
-		bucket := openBucket{h.Kind, h.Scope, h.ID}
+		if h.Leased {
+			continue // taken when the store was there
+		}
+		bucket := bucketOf(h)
 		spent, known := o.spent[bucket]
 		if !known && len(o.spent) >= maxOpenBuckets || spent+h.Amount > allowance(h, open) {
 			return false
 		}
 	}
 	for _, h := range holds {
-		o.spent[openBucket{h.Kind, h.Scope, h.ID}] += h.Amount
+		if !h.Leased {
+			o.spent[bucketOf(h)] += h.Amount
+		}
 	}
 	return true
 }

@@ -56,7 +56,7 @@ func TestOutageRemembersABoundedNumber(t *testing.T) {
 	o := newOutage()
 	o.ended = now
 	for i := range maxOpenBuckets {
-		o.spent[openBucket{id: strconv.Itoa(i)}] = 1
+		o.spent[rateBucket{id: strconv.Itoa(i)}] = 1
 	}
 	require.Equal(t, 0, admittedOf(o, 1, now.Add(time.Second), rpm("late", 600)), "it follows another one closely")
 }

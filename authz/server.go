@@ -58,6 +58,7 @@ type Options struct {
 	Calibrations Calibrations
 	Cooldowns    Cooldowns
 	ChannelStats ChannelStats
+	Rates        Rates
 	// Listener is where Envoy connects; the Server closes it.
 	Listener   net.Listener
 	Health     *telemetry.Health
@@ -94,6 +95,7 @@ type Server struct {
 	bodies      *bodyBudget
 	calibration *calibration
 	outage      *outage
+	lending     *lending
 	draining    atomic.Bool
 
 	channelHealth *health
@@ -134,6 +136,7 @@ func New(o Options) (*Server, error) {
 	if s.now == nil {
 		s.now = time.Now
 	}
+	s.lending = newLending(o.Rates, o.Logger, s.now, m.notesDropped.Inc)
 	if s.random == nil {
 		s.random = rand.Float64
 	}
@@ -157,6 +160,7 @@ func (s *Server) Run(ctx context.Context) error {
 			func(ctx context.Context) error { s.calibration.run(ctx); return nil },
 			func(ctx context.Context) error { s.channelHealth.run(ctx); return nil },
 			s.channelHealth.follow,
+			func(ctx context.Context) error { s.lending.run(ctx); return nil },
 			s.followKeys,
 		},
 	})
@@ -192,6 +196,7 @@ func (s *Server) Check(ctx context.Context, req *authv3.CheckRequest) (*authv3.C
 	if err != nil {
 		// Nothing has gone out yet: what was reserved goes back.
 		s.refunds.add(admitted.Decision)
+		s.lending.putBack(admitted.Decision.Holds)
 		return s.denied(r, err), nil
 	}
 	return response, nil

@@ -69,6 +69,9 @@ const (
 	cooldownObey    = "obey"
 	cooldownObserve = "observe"
 
+	rateModeCentral = "central"
+	rateModeLeased  = "leased"
+
 	schemeHTTPS = "https://"
 )
 
@@ -112,6 +115,7 @@ func FillDefaults(cfg *keywayv1.Config) {
 		orDefault(&p.TimeZone, "UTC")
 		orDefault(&p.Cap, capTrust)
 		orDefault(&p.OnStoreDown, storeDownRefuse)
+		orDefault(&p.RateMode, rateModeCentral)
 		if p.OnStoreDown == storeDownOpen {
 			orDuration(&p.OpenWindow, DefaultOpenWindow)
 		}

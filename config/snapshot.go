@@ -194,6 +194,7 @@ func compilePolicy(p *keywayv1.Policy) domain.Policy {
 		ImagesDay:         p.ImagesDay,
 		TimeZone:          p.TimeZone,
 		InjectCap:         p.Cap == capInject,
+		Leased:            p.RateMode == rateModeLeased,
 		OpenWindow:        p.OpenWindow.AsDuration(),
 	}
 	if len(p.Models) > 0 {
@@ -211,6 +212,7 @@ func compilePolicy(p *keywayv1.Policy) domain.Policy {
 			BudgetMonthMicros: micros(m.BudgetMonth),
 			ImagesDay:         m.ImagesDay,
 			TimeZone:          p.TimeZone,
+			Leased:            out.Leased,
 		}
 	}
 	return out

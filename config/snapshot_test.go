@@ -104,6 +104,10 @@ func TestCompile(t *testing.T) {
 			},
 			"empty":  {Name: "empty", TimeZone: "UTC"},
 			"steady": {Name: "steady", RPM: 600, TimeZone: "UTC", OpenWindow: 5 * time.Second},
+			"local": {
+				Name: "local", TimeZone: "UTC", Leased: true,
+				Models: map[string]domain.Policy{"small": {Name: "small", TPM: 5000, TimeZone: "UTC", Leased: true}},
+			},
 		},
 		Cooldown:     domain.CooldownBounds{First: 2 * time.Second, Least: time.Second, Most: 5 * time.Minute},
 		Ceiling:      domain.Policy{RPM: 6000, RPMBurst: 200, TPM: 1_000_000, TPMBurst: 2_000_000, InFlight: 500},

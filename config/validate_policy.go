@@ -14,6 +14,7 @@ func (c *checker) policy(at string, p *keywayv1.Policy) {
 		c.add(at+".cap", "%s is not known; known: %s, %s", quote(p.Cap), capTrust, capInject)
 	}
 	c.storeDown(at, p)
+	c.rateMode(at, p)
 	// LoadLocation knows "Local", which is another zone on every machine.
 	if _, err := time.LoadLocation(p.TimeZone); err != nil || p.TimeZone == "Local" {
 		c.add(at+".time_zone", "%s is not an IANA time zone such as \"Europe/Berlin\"", quote(p.TimeZone))
@@ -56,6 +57,24 @@ func (c *checker) storeDown(at string, p *keywayv1.Policy) {
 	}
 	if !only {
 		c.add(at+".on_store_down", "%q is for rpm and tpm; budgets, in_flight and images_day cannot be kept without the store", storeDownOpen)
+	}
+}
+
+func (c *checker) rateMode(at string, p *keywayv1.Policy) {
+	switch p.RateMode {
+	case rateModeCentral:
+		return
+	case rateModeLeased:
+	default:
+		c.add(at+".rate_mode", "%s is not known; known: %s, %s", quote(p.RateMode), rateModeCentral, rateModeLeased)
+		return
+	}
+	some := p.Rpm > 0 || p.Tpm > 0
+	for _, m := range p.Models {
+		some = some || m.Rpm > 0 || m.Tpm > 0
+	}
+	if !some {
+		c.add(at+".rate_mode", "%q needs rpm or tpm, which are what is leased", rateModeLeased)
 	}
 }
 

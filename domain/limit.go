@@ -24,6 +24,9 @@ func (k LimitKind) IsBudget() bool {
 	return k == LimitBudgetDay || k == LimitBudgetMonth || k == LimitBalance
 }
 
+// IsRate reports whether k counts by the minute.
+func (k LimitKind) IsRate() bool { return k == LimitRPM || k == LimitTPM }
+
 // Scope says whose bucket it is.
 type Scope string
 
@@ -74,6 +77,9 @@ type Policy struct {
 	// one that was reserved goes into the request, so that the answer cannot
 	// cost more than the hold.
 	InjectCap bool
+	// Leased: each replica of authz takes of the rates, those of Models included,
+	// ahead of the requests, and gives out what it has taken without asking.
+	Leased bool
 	// OpenWindow is for how long after the store went away rates are bounded by
 	// each replica on its own; 0 refuses at once. Only rates can be.
 	OpenWindow time.Duration
@@ -90,8 +96,8 @@ type Hold struct {
 	// kind has none.
 	Window string
 	// Limit is what the bucket gives per minute or window, or at once for
-	// in_flight; read by reserve only. Of a balance it is 0: what was paid in
-	// lies in the store.
+	// in_flight; read by reserve only, or where it is Leased. Of a balance it is 0:
+	// what was paid in lies in the store.
 	Limit int64
 	// Burst is the size of a rate bucket: what it gives at once; 0 is Limit. Read
 	// by reserve only.
@@ -99,6 +105,10 @@ type Hold struct {
 	// Amount is what is held: 1 for rpm and in_flight, tokens for tpm, micro-units
 	// for budgets, images for images_day.
 	Amount int64
+	// Leased: the amount comes out of a lease that the replica has taken before.
+	// A reservation does not charge it; its settlement corrects the bucket by what
+	// was used beyond it, or was not used.
+	Leased bool
 }
 
 // Size is the most that the bucket of h can give at once.
@@ -154,6 +164,7 @@ func (p Policy) ownHolds(of Hold, d Demand, now time.Time) []Hold {
 			continue
 		}
 		h.Scope, h.ID = of.Scope, of.ID
+		h.Leased = p.Leased && h.Kind.IsRate()
 		holds = append(holds, h)
 	}
 	return holds

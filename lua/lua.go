@@ -36,12 +36,13 @@ var (
 	CooldownClaim = load("cooldown_claim")
 	CooldownClear = load("cooldown_clear")
 	StatLearn     = load("stat_learn")
+	LeaseTake     = load("lease_take")
 )
 
 // All lists every script, for loading them ahead of their first use.
 func All() []*Script {
 	return []*Script{
-		Reserve, Settle, Renew, SlotAcquire, SlotRelease, Expired, Calibrate, Correct, Credit,
+		Reserve, Settle, Renew, SlotAcquire, SlotRelease, Expired, Calibrate, Correct, Credit, LeaseTake,
 		CooldownSet, CooldownRead, CooldownClaim, CooldownClear, StatLearn,
 	}
 }

@@ -9,23 +9,27 @@
 -- KEYS[2] open index: <tag>:open, sorted set of requests by lease end, never expires.
 -- KEYS[3] outbox: <tag>:outbox, stream of v (schema version) and r (record).
 -- KEYS[4] repair: <tag>:repair, stream of request and why, the newest 10000 or so.
--- KEYS[5..] buckets in the order of the reserve call; each expires by itself.
+-- KEYS[5..] buckets in the order of the reserve call, and behind them those whose
+--   amount came out of a lease; each expires by itself.
 -- ARGV[1] request: id.
 -- ARGV[2] keep: ms for which the end is remembered, so that a reserve that comes
 --   late is refused; 0 forgets the request at once.
 -- ARGV[3] record: bytes for the outbox; empty is a refund, of which the
 --   amounts below are usually 0.
 -- ARGV[4] version: of the record's schema, 1 or more.
--- ARGV[5..] per hold three values: class (rate, lease, window); amount used, in
---   the bucket's unit; ttl (ms, windows only). Whole numbers below 2^53.
+-- ARGV[5..] per hold three values: class (rate, lease, window, lent); amount used,
+--   in the bucket's unit, of lent what was used beyond the lease, which may be
+--   below 0; ttl (ms, windows only), of lent the limit. Whole numbers below 2^53.
 -- Returns: 0 ended by this call; 1 had ended before, nothing changed; 2 unknown:
 --   a record was kept all the same, its money counted and the request noted in
---   repair; a refund left a tombstone.
+--   repair; a refund left a tombstone. A request with nothing but lent holds is
+--   never unknown: it went out before its reservation was written.
 -- Errors: WRONGTYPE of the reservation or a counter, before any write.
 local now = redis.call('TIME')
 now = now[1] * 1000 + math.floor(now[2] / 1000)
 local request, keep, record = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local n, fields, totals, limits = #KEYS - 4, {'state'}, {}, {}
+local lent = n > 0
 for i = 1, n do fields[2 * i], fields[2 * i + 1] = 'a' .. i, 'l' .. i end
 local kept = redis.call('HMGET', KEYS[1], unpack(fields))
 local state = kept[1]
@@ -34,6 +38,8 @@ local known, at = state == 'reserved', string.format('%.0f', now)
 for i = 1, n do
   local key, class, amount = KEYS[i + 4], ARGV[3 * i + 2], tonumber(ARGV[3 * i + 3])
   local held, limit = tonumber(kept[2 * i] or 0), tonumber(kept[2 * i + 1] or 0)
+  lent = lent and class == 'lent'
+  if class == 'lent' and state ~= 'refunded' then class, limit = 'rate', tonumber(ARGV[3 * i + 4]) end
   if class == 'rate' and limit > 0 and amount ~= held then
     local b = redis.call('HMGET', key, 'u', 't')
     local drained = math.max(0, (now - (tonumber(b[2]) or now)) * limit)
@@ -51,7 +57,7 @@ for i = 1, n do
     redis.call('ZREM', key, request)
   elseif totals[i] == 0 then
     redis.call('DEL', key)
-  elseif totals[i] and class == 'rate' then
+  elseif limits[i] then
     redis.call('HSET', key, 'u', string.format('%.0f', totals[i]), 't', at, 'l', limits[i])
     redis.call('PEXPIRE', key, string.format('%.0f', math.ceil(totals[i] / limits[i])))
   elseif totals[i] then
@@ -66,8 +72,8 @@ if keep > 0 then
 end
 if record ~= '' then
   redis.call('XADD', KEYS[3], '*', 'v', ARGV[4], 'r', record)
-  if not known then
+  if not (known or lent) then
     redis.call('XADD', KEYS[4], 'MAXLEN', '~', 10000, '*', 'request', request, 'why', state or 'unknown')
   end
 end
-return known and 0 or 2
+return (known or lent) and 0 or 2

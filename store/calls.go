@@ -14,6 +14,8 @@ const (
 	classRate   = "rate"
 	classLease  = "lease"
 	classWindow = "window"
+	// classLent is for settle only: a rate whose amount came out of a lease.
+	classLent = "lent"
 )
 
 // Bounds of what the scripts count exactly: whole numbers below 2^53, of which
@@ -106,14 +108,26 @@ type part struct {
 }
 
 // split parts holds into those in the shard of the identity and those in the
-// region's own buckets; region has no holds where there is no ceiling.
+// region's own buckets; region has no holds where there is no ceiling. What came
+// out of a lease is in neither.
 func split(identity string, holds []domain.Hold) (own, region part) {
 	n := slices.IndexFunc(holds, func(h domain.Hold) bool { return h.Scope == domain.ScopeRegion })
 	if n < 0 {
 		n = len(holds)
 	}
-	return part{identityTag(identity), holds[:n], keepClosed}, part{regionTag, holds[n:], keepRegion}
+	return part{identityTag(identity), reserved(holds[:n]), keepClosed}, part{regionTag, holds[n:], keepRegion}
 }
+
+// reserved are the holds without those that came out of a lease, which no
+// reservation charges.
+func reserved(holds []domain.Hold) []domain.Hold {
+	if !slices.ContainsFunc(holds, isLeased) {
+		return holds
+	}
+	return slices.DeleteFunc(slices.Clone(holds), isLeased)
+}
+
+func isLeased(h domain.Hold) bool { return h.Leased }
 
 // reserveCall charges p for d; decision is kept beside the reservation.
 func reserveCall(p part, d domain.Decision, decision []byte) call {
@@ -126,7 +140,7 @@ func reserveCall(p part, d domain.Decision, decision []byte) call {
 		limit, size := min(max(h.Limit, 0), maxBudget), min(max(h.Size(), 0), maxBudget)
 		switch {
 		case classOf(h.Kind) == classRate:
-			limit, size = min(max(h.Limit, 1), maxRate), min(max(h.Size(), 1), maxRate)
+			limit, size = rateOf(h)
 		case h.Kind == domain.LimitBalance:
 			limit = limitIsCredit
 		}
@@ -137,6 +151,11 @@ func reserveCall(p part, d domain.Decision, decision []byte) call {
 		c.keys = append(c.keys, creditKey(d.Identity))
 	}
 	return c
+}
+
+// rateOf is what the bucket of a rate gives a minute, and the most at once.
+func rateOf(h domain.Hold) (limit, size int64) {
+	return min(max(h.Limit, 1), maxRate), min(max(h.Size(), 1), maxRate)
 }
 
 // closing is how a reservation ends.

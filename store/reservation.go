@@ -55,6 +55,7 @@ func (s *Store) Admit(ctx context.Context, d domain.Decision) (domain.Admission,
 	}
 	cmds := s.run(ctx, calls)
 	admission, undo, err := readParts(d, cmds)
+	admission = align(admission, d.Holds)
 	switch {
 	case err != nil:
 	case admission.Refusal != nil:
@@ -122,6 +123,24 @@ func readParts(d domain.Decision, cmds []*redis.Cmd) (a domain.Admission, undo [
 		undo = append(undo, releaseCall(first.Channel, d.RequestID))
 	}
 	return a, undo, nil
+}
+
+// align puts what is known of the holds that were charged into the order of
+// all; of those that came out of a lease nothing is.
+func align(a domain.Admission, holds []domain.Hold) domain.Admission {
+	if len(a.Remaining) == len(holds) {
+		return a
+	}
+	remaining, reset := make([]int64, len(holds)), make([]time.Duration, len(holds))
+	at := 0
+	for i, h := range holds {
+		if !h.Leased && at < len(a.Remaining) {
+			remaining[i], reset[i] = a.Remaining[at], a.Reset[at]
+			at++
+		}
+	}
+	a.Remaining, a.Reset = remaining, reset
+	return a
 }
 
 // sooner is the refusal that ends sooner; where waiting does not help one, it is that.
@@ -234,6 +253,7 @@ func (s *Store) Settle(ctx context.Context, settlement domain.Settlement) (domai
 		return 0, fmt.Errorf("settle request: %w", err)
 	}
 	calls := closeCalls(d, closing{record: raw, used: func(h domain.Hold) int64 { return used(h, record) }})
+	correctLeased(&calls[0], d, record)
 	if settlement.Channel != "" {
 		calls = append(calls, releaseCall(settlement.Channel, d.RequestID))
 	}

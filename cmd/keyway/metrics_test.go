@@ -118,7 +118,7 @@ func serviceMetrics(t *testing.T) map[string][]metricDoc {
 			require.NoError(t, err)
 			server, err := authz.New(authz.Options{
 				Config: new(config.Holder), Keys: regional, KeyChanges: regional, Reservations: regional, Calibrations: regional,
-				Cooldowns: regional, ChannelStats: regional, Listener: ln,
+				Cooldowns: regional, ChannelStats: regional, Rates: regional, Listener: ln,
 				Health: health, Registerer: r, Logger: logger,
 			})
 			require.NoError(t, err)

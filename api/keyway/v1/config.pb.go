@@ -1324,7 +1324,12 @@ type Policy struct {
 	OnStoreDown string `protobuf:"bytes,13,opt,name=on_store_down,json=onStoreDown,proto3" json:"on_store_down,omitempty"`
 	// OpenWindow is 1s to 30s, the time for which a replica knows a key without
 	// the store; default 10s.
-	OpenWindow    *durationpb.Duration `protobuf:"bytes,14,opt,name=open_window,json=openWindow,proto3" json:"open_window,omitempty"`
+	OpenWindow *durationpb.Duration `protobuf:"bytes,14,opt,name=open_window,json=openWindow,proto3" json:"open_window,omitempty"`
+	// RateMode says who counts rpm and tpm, also those of models: "central"
+	// (default), the region's store at each request, or "leased", each replica of
+	// authz by itself out of what it took from the store ahead of the requests. A
+	// request that only such rates limit is admitted without a call to the store.
+	RateMode      string `protobuf:"bytes,15,opt,name=rate_mode,json=rateMode,proto3" json:"rate_mode,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1455,6 +1460,13 @@ func (x *Policy) GetOpenWindow() *durationpb.Duration {
 		return x.OpenWindow
 	}
 	return nil
+}
+
+func (x *Policy) GetRateMode() string {
+	if x != nil {
+		return x.RateMode
+	}
+	return ""
 }
 
 // ModelPolicy is a set of limits for one model within those of its policy: a
@@ -1845,7 +1857,7 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"inputImage\x12\x1c\n" +
 	"\treasoning\x18\v \x01(\tR\treasoning\x12!\n" +
 	"\foutput_audio\x18\f \x01(\tR\voutputAudio\x12!\n" +
-	"\foutput_image\x18\r \x01(\tR\voutputImage\"\xb7\x03\n" +
+	"\foutput_image\x18\r \x01(\tR\voutputImage\"\xd4\x03\n" +
 	"\x06Policy\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03rpm\x18\x02 \x01(\x03R\x03rpm\x12\x10\n" +
@@ -1864,7 +1876,8 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\x06models\x18\f \x03(\v2\x16.keyway.v1.ModelPolicyR\x06models\x12\"\n" +
 	"\ron_store_down\x18\r \x01(\tR\vonStoreDown\x12:\n" +
 	"\vopen_window\x18\x0e \x01(\v2\x19.google.protobuf.DurationR\n" +
-	"openWindow\"\xfd\x01\n" +
+	"openWindow\x12\x1b\n" +
+	"\trate_mode\x18\x0f \x01(\tR\brateMode\"\xfd\x01\n" +
 	"\vModelPolicy\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03rpm\x18\x02 \x01(\x03R\x03rpm\x12\x10\n" +

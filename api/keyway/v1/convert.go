@@ -151,7 +151,11 @@ func RecordFromProto(p *UsageRecord) domain.UsageRecord {
 }
 
 func holdToProto(h domain.Hold) *Hold {
-	return &Hold{Kind: string(h.Kind), Scope: string(h.Scope), Id: h.ID, Window: h.Window, Amount: h.Amount}
+	p := &Hold{Kind: string(h.Kind), Scope: string(h.Scope), Id: h.ID, Window: h.Window, Amount: h.Amount}
+	if h.Leased {
+		p.LeasedLimit = h.Limit
+	}
+	return p
 }
 
 func holdFromProto(p *Hold) domain.Hold {
@@ -161,6 +165,8 @@ func holdFromProto(p *Hold) domain.Hold {
 		ID:     p.GetId(),
 		Window: p.GetWindow(),
 		Amount: p.GetAmount(),
+		Limit:  p.GetLeasedLimit(),
+		Leased: p.GetLeasedLimit() > 0,
 	}
 }
 

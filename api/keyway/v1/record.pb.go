@@ -581,12 +581,14 @@ func (x *TierFactor) GetFactorMicros() int64 {
 
 // Hold is one bucket's share of a reservation.
 type Hold struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
-	Scope         string                 `protobuf:"bytes,2,opt,name=scope,proto3" json:"scope,omitempty"`
-	Id            string                 `protobuf:"bytes,3,opt,name=id,proto3" json:"id,omitempty"`
-	Window        string                 `protobuf:"bytes,4,opt,name=window,proto3" json:"window,omitempty"`
-	Amount        int64                  `protobuf:"varint,5,opt,name=amount,proto3" json:"amount,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Kind   string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Scope  string                 `protobuf:"bytes,2,opt,name=scope,proto3" json:"scope,omitempty"`
+	Id     string                 `protobuf:"bytes,3,opt,name=id,proto3" json:"id,omitempty"`
+	Window string                 `protobuf:"bytes,4,opt,name=window,proto3" json:"window,omitempty"`
+	Amount int64                  `protobuf:"varint,5,opt,name=amount,proto3" json:"amount,omitempty"`
+	// Limit of a rate whose amount came out of a lease; 0 for every other hold.
+	LeasedLimit   int64 `protobuf:"varint,6,opt,name=leased_limit,json=leasedLimit,proto3" json:"leased_limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -652,6 +654,13 @@ func (x *Hold) GetWindow() string {
 func (x *Hold) GetAmount() int64 {
 	if x != nil {
 		return x.Amount
+	}
+	return 0
+}
+
+func (x *Hold) GetLeasedLimit() int64 {
+	if x != nil {
+		return x.LeasedLimit
 	}
 	return 0
 }
@@ -1345,13 +1354,14 @@ const file_keyway_v1_record_proto_rawDesc = "" +
 	"\n" +
 	"TierFactor\x12\x12\n" +
 	"\x04tier\x18\x01 \x01(\tR\x04tier\x12#\n" +
-	"\rfactor_micros\x18\x02 \x01(\x03R\ffactorMicros\"p\n" +
+	"\rfactor_micros\x18\x02 \x01(\x03R\ffactorMicros\"\x93\x01\n" +
 	"\x04Hold\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
 	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x0e\n" +
 	"\x02id\x18\x03 \x01(\tR\x02id\x12\x16\n" +
 	"\x06window\x18\x04 \x01(\tR\x06window\x12\x16\n" +
-	"\x06amount\x18\x05 \x01(\x03R\x06amount\"\xd4\x01\n" +
+	"\x06amount\x18\x05 \x01(\x03R\x06amount\x12!\n" +
+	"\fleased_limit\x18\x06 \x01(\x03R\vleasedLimit\"\xd4\x01\n" +
 	"\tCandidate\x12\x18\n" +
 	"\achannel\x18\x01 \x01(\tR\achannel\x12%\n" +
 	"\x0eupstream_model\x18\x02 \x01(\tR\rupstreamModel\x12\x14\n" +
