@@ -29,6 +29,10 @@ type OutboxRead struct {
 	Consumer string
 	// Max bounds the number of entries of one answer, all shards together.
 	Max int
+	// Resume hands out what is held in the Consumer's name, whatever its age and
+	// up to Max of each shard, before anything else: for the first read after a
+	// restart.
+	Resume bool
 	// ReclaimIdle is how long an entry must have waited unacknowledged before
 	// it is handed out again, whoever holds it.
 	ReclaimIdle time.Duration

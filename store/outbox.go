@@ -15,9 +15,10 @@ import (
 const outboxGroup = "ledger"
 
 // ReadOutbox hands out entries that nobody has had yet, and then, when r.Max
-// leaves room, those that have waited unacknowledged for r.ReclaimIdle. It
-// does not block; none is no error. An entry that cannot be decoded says so in
-// its Err and harms no other.
+// leaves room, those that have waited unacknowledged for r.ReclaimIdle. With
+// r.Resume, those that the consumer itself holds come first and alone. It does
+// not block; none is no error. An entry that cannot be decoded says so in its
+// Err and harms no other.
 func (s *Store) ReadOutbox(ctx context.Context, r domain.OutboxRead) ([]domain.OutboxEntry, error) {
 	if r.Consumer == "" || r.Max < 1 {
 		return nil, errors.New("read outbox: no consumer or no maximum given")
@@ -25,6 +26,11 @@ func (s *Store) ReadOutbox(ctx context.Context, r domain.OutboxRead) ([]domain.O
 	shards, err := s.filledShards(ctx)
 	if err != nil || len(shards) == 0 {
 		return nil, err
+	}
+	if r.Resume {
+		if held, err := s.readAgain(ctx, r, shards); err != nil || len(held) > 0 {
+			return held, err
+		}
 	}
 	entries, err := s.readNew(ctx, r, shards)
 	if err != nil || r.ReclaimIdle <= 0 || len(entries) >= r.Max {
@@ -116,6 +122,34 @@ func (s *Store) readNew(ctx context.Context, r domain.OutboxRead, shards []int) 
 		}
 	}
 	return entries, nil
+}
+
+// readAgain lists what is held in the consumer's name: of each shard up to r.Max,
+// because it was not more than that when it was read.
+func (s *Store) readAgain(ctx context.Context, r domain.OutboxRead, shards []int) ([]domain.OutboxEntry, error) {
+	var entries []domain.OutboxEntry
+	err := s.do(ctx, "read outbox again", func(ctx context.Context) error {
+		cmds := make([]*redis.XStreamSliceCmd, len(shards))
+		pipe := s.client.Pipeline()
+		for i, shard := range shards {
+			cmds[i] = pipe.XReadGroup(ctx, &redis.XReadGroupArgs{
+				Group: outboxGroup, Consumer: r.Consumer, Streams: []string{outboxKey(shard), "0"}, Count: int64(r.Max), Block: -1,
+			})
+		}
+		_, _ = pipe.Exec(ctx) // looked at one by one
+		for i, cmd := range cmds {
+			switch err := cmd.Err(); {
+			case err == nil:
+				for _, stream := range cmd.Val() {
+					entries = append(entries, readEntries(shards[i], stream.Messages)...)
+				}
+			case !redis.HasErrorPrefix(err, "NOGROUP") && !errors.Is(err, redis.Nil):
+				return err
+			}
+		}
+		return s.countDeliveries(ctx, entries)
+	})
+	return entries, err
 }
 
 func (s *Store) makeGroups(ctx context.Context, shards []int) error {

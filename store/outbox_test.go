@@ -87,13 +87,22 @@ func TestTheOutboxDeliversUntilAcknowledged(t *testing.T) {
 	require.NoError(t, s.AckOutbox(ctx, half), "twice")
 	require.NoError(t, s.AckOutbox(ctx, nil))
 
+	// After a restart the first one has at once what it never acknowledged.
+	resumed := read(domain.OutboxRead{Consumer: "one", Max: 100, Resume: true})
+	assert.Len(t, resumed, len(rest))
+	for _, e := range resumed {
+		assert.EqualValues(t, 2, e.Deliveries)
+		assert.Equal(t, got[e.Record.RequestID].ID, e.ID)
+	}
+	assert.Empty(t, read(domain.OutboxRead{Consumer: "none", Max: 100, Resume: true}), "it is another's")
+
 	// Another consumer takes over what the first one never acknowledged.
 	time.Sleep(20 * time.Millisecond)
 	two := domain.OutboxRead{Consumer: "two", Max: 1000, ReclaimIdle: 10 * time.Millisecond}
 	again := read(two)
 	assert.Len(t, again, len(rest))
 	for _, e := range again {
-		assert.EqualValues(t, 2, e.Deliveries)
+		assert.EqualValues(t, 3, e.Deliveries)
 	}
 	two.ReclaimIdle = time.Hour
 	assert.Empty(t, read(two), "not idle for so long")

@@ -63,10 +63,11 @@ func (w *Worker) drainBatch(ctx context.Context) (int, error) {
 	var entries []domain.OutboxEntry
 	err := w.call(ctx, opRead, func(ctx context.Context) (err error) {
 		entries, err = w.opts.Outbox.ReadOutbox(ctx, domain.OutboxRead{
-			Consumer: w.opts.Consumer, Max: w.opts.Batch, ReclaimIdle: w.opts.ReclaimIdle,
+			Consumer: w.opts.Consumer, Max: w.opts.Batch, Resume: !w.resumed, ReclaimIdle: w.opts.ReclaimIdle,
 		})
 		return err
 	})
+	w.resumed = w.resumed || err == nil
 	if err != nil || len(entries) == 0 {
 		return 0, err
 	}

@@ -26,7 +26,8 @@ func TestDrainMovesEverything(t *testing.T) {
 	assert.Equal(t, []int{500, 500, 201}, ledger.batches)
 	assert.InDelta(t, 1201, testutil.ToFloat64(w.metrics.written), 0)
 	assert.Zero(t, testutil.ToFloat64(w.metrics.duplicates))
-	assert.Equal(t, domain.OutboxRead{Consumer: "worker-1", Max: 500, ReclaimIdle: time.Minute}, outbox.reads[0])
+	assert.Equal(t, domain.OutboxRead{Consumer: "worker-1", Max: 500, Resume: true, ReclaimIdle: time.Minute}, outbox.reads[0])
+	assert.Equal(t, domain.OutboxRead{Consumer: "worker-1", Max: 500, ReclaimIdle: time.Minute}, outbox.reads[1], "only a restart resumes")
 }
 
 // The drill "worker crash": killed between commit and acknowledgement, 100 times.

@@ -159,6 +159,9 @@ func (o *Options) validate() error {
 type Worker struct {
 	opts    Options
 	metrics *metrics
+
+	// resumed is true once the outbox was read; confined to drain.
+	resumed bool
 }
 
 // New returns a Worker that has done no I/O yet. The errors are missing
