@@ -27,8 +27,9 @@ E2E := keyway/e2e keyway/e2e/sdk keyway/e2e/sdk/gosdk
 ALONE := keyway/store
 FUZZTIME ?= 20s
 CHAOS    ?= 5m
+DRIFTS   ?= 1000
 
-.PHONY: help up build parts test unit fuzz e2e bench corpus lint fmt generate check ci
+.PHONY: help up build parts test unit fuzz e2e chaos drills bench corpus lint fmt generate check ci
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +62,9 @@ e2e: parts ## Run the tests on the real Envoy, a real store and the real SDKs.
 
 chaos: parts ## Run the chaos test for CHAOS (5m).
 	$(TEST_ENV) $(GO) test -count=1 -timeout 60m -run '^TestChaos$$' -v ./e2e -chaos $(CHAOS)
+
+drills: parts ## End DRIFTS (1000) requests in each way, kills included; nothing may drift.
+	$(TEST_ENV) $(GO) test -count=1 -timeout 30m -run '^(TestCase050|TestDrills)$$' -v ./e2e -drifts $(DRIFTS)
 
 bench: parts ## Measure against bare Envoy; figures go to docs/benchmarks.md.
 	$(TEST_ENV) $(GO) test -run '^$$' -bench . -benchtime 1x -count=1 -timeout 60m ./e2e/bench

@@ -1,13 +1,16 @@
 package e2e
 
 import (
+	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	authv3 "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
@@ -15,120 +18,96 @@ import (
 	"keyway/domain"
 )
 
-// driftEach is how many requests end in each way.
-const driftEach = 1000
-
-// Whatever ends a request, a thousand times over: nothing stays held, and the
-// counters of its budgets are what its rows in the ledger add up to.
-func TestCase050(t *testing.T) {
-	t.Parallel()
-	s := sharedStack(t)
-	c := s.caller(t, newNonce(), "--policy", "wide")
-	ways := []struct {
-		name string
-		ask  ask
-		quit bool
-		want int
-	}{
-		{"success", ask{model: "m"}, false, http.StatusOK},
-		{"the provider refuses", ask{model: "m", script: `{"fail":"bad_request"}`}, false, http.StatusBadRequest},
-		{"the provider fails", ask{model: "only-a", script: `{"fail":"server_error"}`}, false, http.StatusInternalServerError},
-		{"the client leaves", ask{model: "m", script: holdsOpen, stream: true}, true, http.StatusOK},
-		{"the provider is too slow", ask{model: "m-slow", script: `{"delay_headers_ms":5000}`}, false, http.StatusGatewayTimeout},
-	}
-	jobs := make(chan int)
-	var (
-		wg   sync.WaitGroup
-		mu   sync.Mutex
-		seen = map[string]map[int]int{}
-		busy atomic.Int64
-	)
-	for range 48 {
-		wg.Go(func() {
-			for i := range jobs {
-				way := ways[i%len(ways)]
-				l, err := c.open(t.Context(), way.ask)
-				for err == nil && l.StatusCode == http.StatusServiceUnavailable {
-					// A busy machine refuses some, which must leave no row; clients come again.
-					l.quit()
-					busy.Add(1)
-					time.Sleep(100 * time.Millisecond)
-					l, err = c.open(t.Context(), way.ask)
-				}
-				if !assert.NoError(t, err, way.name) {
-					continue
-				}
-				if way.quit {
-					l.quit()
-				} else {
-					_, err := l.rest()
-					assert.NoError(t, err, way.name)
-				}
-				mu.Lock()
-				if seen[way.name] == nil {
-					seen[way.name] = map[int]int{}
-				}
-				seen[way.name][l.StatusCode]++
-				mu.Unlock()
-			}
-		})
-	}
-	for i := range driftEach * len(ways) {
-		jobs <- i
-	}
-	close(jobs)
-	wg.Wait()
-	t.Logf("%d were refused first", busy.Load())
-	for _, way := range ways {
-		assert.Equal(t, map[int]int{way.want: driftEach}, seen[way.name], way.name)
-	}
-	rows := c.requireOneRowEach(t, driftEach*len(ways))
-	c.requireIdle(t)
-	var cost int64
-	for _, r := range rows {
-		cost += r.CostMicros
-	}
-	assert.Positive(t, cost)
-	assert.Equal(t, cost, spentOn(t, c, "key"), "drift")
-	by := counted(rows)
-	assert.Equal(t, driftEach, by[domain.OutcomeCancelled])
-	assert.Zero(t, by[domain.OutcomeAbandoned])
-}
-
 // Three replicas share a limit: of a hundred requests at once five run, of two
-// hundred against a budget those that fit.
+// hundred against a budget those that fit, and of two hundred against a rate those
+// of one minute.
 func TestCase055(t *testing.T) {
 	t.Parallel()
 	s := sharedStack(t)
 	all := s.replicas(t, s.ready.RedisURL, []string{"one", "two", "three"})
-	for _, tc := range []struct {
-		policy      string
-		clients     int
-		atMost, fit int64
-	}{{"flight5", 100, 5, 5}, {"budget1000", 200, 15, 1}} {
-		t.Run(tc.policy, func(t *testing.T) {
-			secret, _ := s.key(t, "--identity", newNonce(), "--policy", tc.policy)
-			warm(t, all, secret)
-			var (
-				wg       sync.WaitGroup
-				admitted atomic.Int64
-			)
-			begin := make(chan struct{})
-			for i := range tc.clients {
-				wg.Go(func() {
-					<-begin
-					answer, err := all[i%len(all)].client.Check(t.Context(), admission(secret), grpc.WaitForReady(true))
-					if assert.NoError(t, err) && answer.GetOkResponse() != nil {
-						admitted.Add(1)
-					}
-				})
+	fit := budgetFits(t, s, all[0])
+	t.Run("in flight", func(t *testing.T) {
+		secret, _ := s.key(t, "--identity", newNonce(), "--policy", "flight5")
+		warm(t, all, secret)
+		got := storm(t, all, secret, 100)
+		assert.LessOrEqual(t, got.admitted, int64(5))
+		assert.Positive(t, got.admitted)
+	})
+	t.Run("budget", func(t *testing.T) {
+		secret, _ := s.key(t, "--identity", newNonce(), "--policy", "budget1000")
+		warm(t, all, secret)
+		assert.Equal(t, fit, storm(t, all, secret, 200).admitted, "all of the budget and no more")
+	})
+	t.Run("rate", func(t *testing.T) {
+		const perMinute = 80
+		secret, _ := s.key(t, "--identity", newNonce(), "--policy", "open")
+		warm(t, all, secret)
+		got := storm(t, all, secret, 200)
+		assert.GreaterOrEqual(t, got.admitted, int64(perMinute))
+		assert.LessOrEqual(t, got.admitted, perMinute+int64(got.took.Minutes()*perMinute)+1)
+	})
+}
+
+// Two replicas that take turns have one counter between them, not one each.
+func TestCase062(t *testing.T) {
+	t.Parallel()
+	s := sharedStack(t)
+	all := s.replicas(t, s.ready.RedisURL, []string{"one", "two"})
+	fit := budgetFits(t, s, all[0])
+	secret, _ := s.key(t, "--identity", newNonce(), "--policy", "budget1000")
+	for i := range 2 * fit {
+		assert.Equal(t, i < fit, all[i%2].admits(t, secret), "request %d of %d that fit", i+1, fit)
+	}
+}
+
+// budgetFits is how many requests the policy budget1000 admits: one costs what
+// the store holds for it.
+func budgetFits(t *testing.T, s *stack, r replica) int64 {
+	t.Helper()
+	c := s.caller(t, newNonce(), "--policy", "budget1000")
+	require.True(t, r.admits(t, c.secret))
+	held := spentOn(t, c, "key")
+	require.Positive(t, held)
+	return 1000 / held
+}
+
+// stormed is what came of many requests at once.
+type stormed struct {
+	admitted int64
+	took     time.Duration
+}
+
+// storm sends requests of one key to all replicas, at once.
+func storm(t *testing.T, all []replica, secret string, requests int) (got stormed) {
+	t.Helper()
+	var (
+		wg       sync.WaitGroup
+		admitted atomic.Int64
+	)
+	begin := make(chan struct{})
+	for i := range requests {
+		wg.Go(func() {
+			<-begin
+			if all[i%len(all)].admits(t, secret) {
+				admitted.Add(1)
 			}
-			close(begin)
-			wg.Wait()
-			assert.LessOrEqual(t, admitted.Load(), tc.atMost)
-			assert.GreaterOrEqual(t, admitted.Load(), tc.fit)
 		})
 	}
+	began := time.Now()
+	close(begin)
+	wg.Wait()
+	return stormed{admitted.Load(), time.Since(began)}
+}
+
+// admits sends a request to r; one that is not admitted must be refused for a
+// limit, or for money.
+func (r replica) admits(t *testing.T, secret string) bool {
+	answer, err := r.client.Check(t.Context(), admission(secret), grpc.WaitForReady(true))
+	if !assert.NoError(t, err) || answer.GetOkResponse() != nil {
+		return err == nil
+	}
+	assert.Equal(t, typev3.StatusCode_TooManyRequests, answer.GetDeniedResponse().GetStatus().GetCode(), "%s", answer.GetDeniedResponse().GetBody())
+	return false
 }
 
 // admission is a check request that reserves 64 tokens and its prompt.
@@ -163,14 +142,65 @@ func TestCase065(t *testing.T) {
 	t.Parallel()
 	s := sharedStack(t)
 	c := s.caller(t, newNonce(), "--policy", "budget1000")
-	for _, api := range []domain.API{domain.APIChat, domain.APICompletions, domain.APIResponses, domain.APIMessages} {
-		a := ask{api: api, model: "m", cap: 5000, nonce: newNonce()}
-		got := c.ask(t, a)
-		want := http.StatusTooManyRequests
+	all := costing(t, s, 1000, ask{model: "m", script: holdsOpen, stream: true})
+	l, err := c.open(t.Context(), all)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, l.StatusCode)
+	require.Equal(t, int64(1000), spentOn(t, c, "key"))
+	for api, body := range map[domain.API]string{
+		domain.APIChat:        chat("m", ""),
+		domain.APICompletions: `{"model":"m","prompt":"hi"}`,
+		domain.APIResponses:   `{"model":"m","input":"hi"}`,
+		domain.APIMessages:    chat("m", "", `"max_tokens":1`),
+		domain.APIEmbeddings:  `{"model":"m","input":"hi"}`,
+	} {
+		want := refusal{dialect: api.Dialect(), status: 429, kind: "insufficient_quota", code: "insufficient_quota", hopeless: true}
 		if api == domain.APIMessages {
-			want = http.StatusPaymentRequired
+			want = refusal{dialect: api.Dialect(), status: 402, kind: "billing_error", hopeless: true}
 		}
-		assert.Equal(t, want, got.StatusCode, "%s: %s", api, got.body)
-		assert.Empty(t, s.attempts(a.nonce), "%s reached the provider", api)
+		nonce := newNonce()
+		requireRefusal(t, want, s.send(t, sending{path: api.Path(), key: c.secret, nonce: nonce, body: []byte(body)}))
+		assert.Empty(t, s.attempts(nonce), "%s reached the provider", api)
+	}
+	l.quit()
+	c.requireOneRowEach(t, 1)
+}
+
+// A store that takes connections and never answers, and one that cannot be
+// reached, refuse every request and hang none.
+func TestCase053(t *testing.T) {
+	t.Parallel()
+	s := sharedStack(t)
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts, nobody reads
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = silent.Close() })
+	secret, _ := s.key(t, "--identity", newNonce())
+	for name, url := range map[string]string{"silent": "redis://" + silent.Addr().String(), "unreachable": "redis://127.0.0.1:1"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := s.replicas(t, url, []string{name})[0]
+			var denied *authv3.DeniedHttpResponse
+			refused := func() {
+				answer, err := r.client.Check(t.Context(), admission(secret), grpc.WaitForReady(true))
+				require.NoError(t, err)
+				denied = answer.GetDeniedResponse()
+				require.Equal(t, typev3.StatusCode_ServiceUnavailable, denied.GetStatus().GetCode(), "%s", denied.GetBody())
+			}
+			require.Eventually(t, func() bool {
+				refused()
+				return strings.Contains(denied.GetBody(), "cannot check limits")
+			}, patience, 20*time.Millisecond, "the configuration does not come")
+			for range 50 {
+				began := time.Now()
+				refused()
+				assert.Less(t, time.Since(began), time.Second)
+				assert.Contains(t, denied.GetBody(), "cannot check limits")
+				told := map[string]string{}
+				for _, h := range denied.GetHeaders() {
+					told[h.GetHeader().GetKey()] = h.GetHeader().GetValue() + string(h.GetHeader().GetRawValue())
+				}
+				assert.Equal(t, "1", told["retry-after"])
+			}
+		})
 	}
 }

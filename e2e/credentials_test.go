@@ -46,7 +46,9 @@ func requireOneCredential(t *testing.T, r fakeprovider.Record, key string) {
 	assert.Equal(t, want, got)
 }
 
-func TestNoCredentialOfTheClientReachesAProvider(t *testing.T) {
+// CASES 68: wherever a client carries its key, a provider gets the channel's
+// credential, and that one alone.
+func TestCase068(t *testing.T) {
 	t.Parallel()
 	s := sharedStack(t)
 	// An identity without limits: a limit header would be the provider's.
@@ -143,10 +145,21 @@ func TestAccountHeadersAreTheChannels(t *testing.T) {
 	}
 }
 
-func TestAnthropicVersionAndBetas(t *testing.T) {
+// CASES 71: betas pass, several as one; a version passes, two are refused.
+func TestCase071(t *testing.T) {
 	t.Parallel()
 	s := sharedStack(t)
 	key, _ := s.key(t, "--identity", "wide")
+	for proto, c := range clientsByProto {
+		nonce := newNonce()
+		got := s.send(t, sending{
+			path: "/v1/messages", key: key, nonce: nonce, http: c, body: []byte(messages("two", "")),
+			header: http.Header{"Anthropic-Version": {"2023-06-01", "2026-10-21"}, "Anthropic-Beta": {"a-2025-01-01", "b-2025-02-02"}},
+		})
+		requireRefusal(t, refusal{dialect: domain.DialectAnthropic, status: 400, kind: "invalid_request_error", hopeless: true}, got)
+		assert.Contains(t, string(got.body), "anthropic-version")
+		assert.Empty(t, s.seen(t, nonce), proto)
+	}
 	for _, tc := range []struct {
 		name          string
 		header        http.Header

@@ -32,12 +32,14 @@ func TestDrills(t *testing.T) {
 		name string
 		run  func(*testing.T, *stack)
 	}{
-		{"extproc is killed", drillKillExtproc},
-		{"authz is killed", drillKillAuthz},
-		{"the store stops for less than a lease", func(t *testing.T, s *stack) { drillStopStore(t, s, lease*3/4) }},
-		{"the store stops for more than a lease", func(t *testing.T, s *stack) { drillStopStore(t, s, lease*3/2) }},
+		{"case_051 extproc is killed", drillKillExtproc},
+		{"case_051 authz is killed", drillKillAuthz},
+		{"case_051 each process is killed", drillKillEach},
+		{"case_053 the store stops for less than a lease", func(t *testing.T, s *stack) { drillStopStore(t, s, lease*3/4) }},
+		{"case_053 the store stops for more than a lease", func(t *testing.T, s *stack) { drillStopStore(t, s, lease*3/2) }},
 		{"the store forgets its scripts", drillFlushScripts},
 		{"configurations come under streams", drillConfig},
+		{"the region has a ceiling", drillCeiling},
 	} {
 		t.Run(drill.name, func(t *testing.T) {
 			drill.run(t, s)
@@ -55,8 +57,7 @@ func (s *stack) requireNothingOpen(t *testing.T) {
 		var err error
 		stats, err = s.store.Stats(t.Context())
 		return err == nil && stats.OpenReservations == 0 && stats.OutboxLen == 0 && s.provider.Open() == 0
-	}, 3*lease, 50*time.Millisecond, "something is left")
-	assert.Zero(t, stats.OpenReservations)
+	}, 3*lease, 50*time.Millisecond, "something is left: %+v", &stats)
 }
 
 // liveStreams are streams that run until the test lets them end, or leave.
@@ -131,11 +132,19 @@ func (s *stack) signal(t *testing.T, process string, sig syscall.Signal) {
 func (s *stack) kill(t *testing.T, process string) (backAfter time.Duration) {
 	t.Helper()
 	s.signal(t, process, syscall.SIGKILL)
-	killed, old := time.Now(), s.ready.PIDs[process]
-	require.Eventually(t, func() bool {
-		return s.readReady() == nil && s.ready.PIDs[process] != 0 && s.ready.PIDs[process] != old && s.isReady(process)
-	}, patience, 10*time.Millisecond, "%s did not come back", process)
+	killed := time.Now()
+	s.awaitSuccessor(t, process, s.ready.PIDs[process])
 	return time.Since(killed)
+}
+
+// awaitSuccessor waits until another process than old serves as process. Envoy
+// has no page that tells; whether it serves, requests show.
+func (s *stack) awaitSuccessor(t *testing.T, process string, old int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		return s.readReady() == nil && s.ready.PIDs[process] != 0 && s.ready.PIDs[process] != old &&
+			(process == "envoy" || s.isReady(process))
+	}, patience, 10*time.Millisecond, "%s did not come back", process)
 }
 
 // isReady asks a process whether it wants work.
@@ -181,25 +190,23 @@ func requireAway(t *testing.T, api domain.API, got received) {
 	require.Positive(t, wait)
 }
 
-const drilled = 100
-
 // A killed extproc takes its streams with it; what they held comes back within
 // the lease, and each has one row.
 func drillKillExtproc(t *testing.T, s *stack) {
 	c := s.caller(t, "wide", "--policy", "wide")
-	streams := startStreams(t, c, drilled, ask{model: "only-a", script: `{"count":40,"hang_after":{"frames":20}}`})
+	streams := startStreams(t, c, *drifts, ask{model: "only-a", script: `{"count":40,"hang_after":{"frames":20}}`})
 	require.Len(t, c.leases(t), 1, "the key has streams in flight")
 	killed := time.Now()
 	back := s.kill(t, "extproc")
 	whole, broken := streams.ends()
 	assert.Zero(t, whole)
-	assert.Equal(t, drilled, broken)
+	assert.Equal(t, *drifts, broken)
 	refused := untilServed(t, c)
 	c.requireIdle(t)
 	idle := time.Since(killed)
 	t.Logf("extproc was back after %s (%d requests refused meanwhile), nothing was held after %s; the lease is %s", back, refused, idle, lease)
 	assert.Less(t, idle, 2*lease, "held beyond the lease and the sweep")
-	rows := c.requireOneRowEach(t, drilled+1)
+	rows := c.requireOneRowEach(t, *drifts+1)
 	c.requireBalanced(t, rows)
 	outcomes := counted(rows)
 	t.Logf("outcomes: %v", outcomes)
@@ -210,16 +217,16 @@ func drillKillExtproc(t *testing.T, s *stack) {
 // A killed authz cuts nothing that runs.
 func drillKillAuthz(t *testing.T, s *stack) {
 	c := s.caller(t, "wide", "--policy", "wide")
-	streams := startStreams(t, c, drilled, ask{model: "only-a", script: slowly(30, 4*time.Second)})
+	streams := startStreams(t, c, *drifts, ask{model: "only-a", script: slowly(30, 4*time.Second)})
 	s.signal(t, "authz", syscall.SIGKILL)
 	killed := time.Now()
 	refused := untilServed(t, c)
 	t.Logf("a request was served %s after authz was killed, %d were refused meanwhile", time.Since(killed), refused)
 	whole, broken := streams.ends()
-	assert.Equal(t, drilled, whole)
+	assert.Equal(t, *drifts, whole)
 	assert.Zero(t, broken)
-	rows := c.requireOneRowEach(t, drilled+1)
-	assert.Equal(t, map[domain.Outcome]int{domain.OutcomeSuccess: drilled + 1}, counted(rows))
+	rows := c.requireOneRowEach(t, *drifts+1)
+	assert.Equal(t, map[domain.Outcome]int{domain.OutcomeSuccess: *drifts + 1}, counted(rows))
 	c.requireIdle(t)
 	c.requireBalanced(t, rows)
 }

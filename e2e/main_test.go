@@ -14,6 +14,10 @@ import (
 // has to end in ten, and longer by `make chaos`.
 var chaosFor = flag.Duration("chaos", 30*time.Second, "how long TestChaos runs")
 
+// drifts is how many requests end in each way in the drills of drift: a hundred
+// with every test run, a thousand by `make drills`.
+var drifts = flag.Int("drifts", 100, "how many requests end in each way in the drills of drift")
+
 // binary is the keyway that all tests run.
 var binary string
 

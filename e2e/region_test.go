@@ -14,6 +14,8 @@ import (
 type configValues struct {
 	// Extra is appended to the channel list, YAML.
 	ExtraChannels string
+	// Ceiling is that of the region, YAML; "" is none.
+	Ceiling string
 }
 
 // writeConfig writes the configuration file; xds picks it up by itself.
@@ -168,8 +170,10 @@ models:
         tools: [{tool: web_search, per_thousand: "10"}]
         tiers: [{tier: priority, multiplier: "1.5"}]
         steps: [{above: 1000, input: "4", cache_read: "0.4", output: "16"}]
+{{with .Ceiling}}ceiling: {{.}}{{end}}
 policies:
   - {name: budget1000, budget_day: "0.001"}
+  - {name: single, budget_day: "0.0001"}
   - {name: rpm1, rpm: 1, in_flight: 1}
   - {name: flight1, in_flight: 1}
   - {name: flight5, in_flight: 5}
