@@ -184,6 +184,7 @@ policies:
   - {name: injected, budget_day: "1", cap: inject}
   - {name: trusted, budget_day: "1"}
   - {name: open, rpm: 80, on_store_down: open_window, open_window: 30s}
+  - {name: leased, rpm: 6000, tpm: 60000000, rate_mode: leased}
 identities:
   - {id: capped, policy: budget1000}
   - {id: purse, policy: budget1000}

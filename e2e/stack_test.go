@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -54,6 +56,25 @@ type stack struct {
 	up       *exec.Cmd
 	output   *lockedBuffer
 	done     chan struct{}
+}
+
+// metric reads one value without labels from a service.
+func (s *stack) metric(t testing.TB, service, name string) float64 {
+	t.Helper()
+	answer, err := http.Get(s.ready.Services[service].MetricsURL) //nolint:noctx // the URL is the test's own
+	require.NoError(t, err)
+	defer answer.Body.Close()
+	lines := bufio.NewScanner(answer.Body)
+	for lines.Scan() {
+		if value, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
+			number, err := strconv.ParseFloat(value, 64)
+			require.NoError(t, err)
+			return number
+		}
+	}
+	require.NoError(t, lines.Err())
+	require.Fail(t, "no such metric", "%s of %s", name, service)
+	return 0
 }
 
 // shared is the region of all tests that leave it as they found it.
