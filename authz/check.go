@@ -9,9 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"keyway/config"
 	"keyway/domain"
-	"keyway/routing"
 	"keyway/wire"
 )
 
@@ -79,28 +77,38 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	if err != nil {
 		return Admitted{}, err
 	}
-	model, channels, err := dispatchable(snap, key, api, peek.Model)
-	if err != nil {
+	model, ok := resolve(snap, key, peek.Model)
+	if !ok {
+		return Admitted{}, &domain.Error{
+			Code: domain.CodeModelNotFound, NoRetry: true, Param: "model",
+			Message: fmt.Sprintf("The model %q does not exist or this API key may not use it.", clip(peek.Model)),
+		}
+	}
+	a := ask{snap: snap, key: key, api: api, model: model, affinity: affinityOf(key, peek), session: sessionOf(key, r.Headers, peek)}
+	if a.pinned, err = s.pinned(ctx, key, peek); err != nil {
 		return Admitted{}, err
 	}
-	d, terms := s.decide(sizing{snap, key, peek, model, r.Body})
-	d.RequestID, d.API, d.BodyLen = r.ID, api, int64(len(r.Body))
+	way := s.route(a)
+	if len(way.picks) == 0 {
+		return Admitted{}, a.unroutable(way, peek.Model, s.now())
+	}
+	d, terms := s.decide(sizing{snap, key, peek, way.models(), r.Body})
+	d.RequestID, d.API, d.BodyLen, d.Route = r.ID, api, int64(len(r.Body)), way.standings
 	d.Path = strings.TrimPrefix(path, domain.APIVersionPrefix)
 	if q := wire.CleanQuery(query); q != "" {
 		d.Path += "?" + q
 	}
-	table := s.channelHealth.table()
-	usable, soonest := table.usable(channels, model.Class, s.now())
-	for _, c := range routing.Rank(usable, s.random)[:min(len(usable), maxCandidates)] {
-		next := candidate(c, peek, terms.inject)
-		next.Class, next.Trial = model.Class, table.of(c, model.Class, s.now()).State == domain.HealthTrial
-		d.Candidates = append(d.Candidates, next)
-		d.FirstByteLimit = max(d.FirstByteLimit, c.Provider.FirstByteLimit)
-		d.StripUsage = d.StripUsage || (c.InjectUsage && peek.LacksUsage())
+	if peek.Model != d.Model {
+		d.Asked = peek.Model
+	}
+	for _, p := range way.picks {
+		d.Candidates = append(d.Candidates, candidate(&d, p, candidateTerms{peek, terms.inject}))
+		d.FirstByteLimit = max(d.FirstByteLimit, p.channel.Provider.FirstByteLimit)
+		d.StripUsage = d.StripUsage || (p.channel.InjectUsage && peek.LacksUsage())
 	}
 	trial := s.claimTrial(ctx, &d)
 	if len(d.Candidates) == 0 {
-		return Admitted{}, resting(soonest, s.now(), len(usable))
+		return Admitted{}, resting(way.soonest, s.now(), len(way.picks))
 	}
 	admission, err := s.reserve(ctx, &d, terms.open)
 	if trial != nil && (err != nil || d.Candidates[0].Channel != trial.Channel) {
@@ -109,7 +117,7 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	if err != nil {
 		return Admitted{}, err
 	}
-	headers := wire.LimitHeaders(api.Dialect(), d.Holds, admission, s.now())
+	headers := append(wire.LimitHeaders(api.Dialect(), d.Holds, admission, s.now()), notices(model)...)
 	if terms.inject > 0 {
 		headers = append(headers, wire.Header{Name: headerOutputCap, Value: strconv.FormatInt(terms.inject, 10)})
 	}
@@ -146,31 +154,6 @@ func checkHeaders(h map[string]string) error {
 		}
 	}
 	return nil
-}
-
-// dispatchable returns the model and the channels that may serve it. A model
-// the key may not use and one that does not exist look the same to the client.
-func dispatchable(snap *config.Snapshot, key domain.VirtualKey, api domain.API, name string) (domain.Model, []domain.Channel, error) {
-	model, ok := snap.Models[name]
-	if !ok || !key.Allows(name) {
-		return domain.Model{}, nil, &domain.Error{
-			Code: domain.CodeModelNotFound, NoRetry: true, Param: "model",
-			Message: fmt.Sprintf("The model %q does not exist or this API key may not use it.", clip(name)),
-		}
-	}
-	var channels []domain.Channel
-	for _, name := range model.Channels {
-		if c, ok := snap.Channels[name]; ok && c.Provider.Speaks(api.Dialect()) {
-			channels = append(channels, c)
-		}
-	}
-	if len(channels) == 0 {
-		return domain.Model{}, nil, &domain.Error{
-			Code: domain.CodeModelNotFound, NoRetry: true, Param: "model",
-			Message: fmt.Sprintf("The model %q is not served over this API; no channel speaks the %s dialect.", clip(name), api.Dialect()),
-		}
-	}
-	return model, channels, nil
 }
 
 // clip bounds a client's string before it goes into a message, and hides a key

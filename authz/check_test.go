@@ -65,7 +65,25 @@ func (f *fakeReservations) Refund(_ context.Context, d domain.Decision) error {
 	return nil
 }
 
+// fakeStoredIDs knows ids of acme.
+type fakeStoredIDs struct {
+	byID map[string]string // channel
+	err  error
+}
+
+func (f *fakeStoredIDs) Recall(_ context.Context, identity, id string) (domain.StoredID, error) {
+	channel, ok := f.byID[id]
+	switch {
+	case f.err != nil:
+		return domain.StoredID{}, f.err
+	case !ok || identity != "acme":
+		return domain.StoredID{}, domain.ErrNotFound
+	}
+	return domain.StoredID{Identity: identity, ID: id, Channel: channel}, nil
+}
+
 type fixture struct {
+	stored       *fakeStoredIDs
 	server       *Server
 	keys         *fakeKeys
 	reservations *fakeReservations
@@ -81,6 +99,7 @@ func newFixture(t *testing.T) *fixture {
 	f := &fixture{
 		secret:       secret,
 		keys:         &fakeKeys{byID: map[string]domain.VirtualKey{}},
+		stored:       &fakeStoredIDs{byID: map[string]string{"resp_1": "a", "conv_1": "a"}},
 		reservations: &fakeReservations{refunded: make(chan domain.Decision, 8)},
 	}
 	f.setKey(domain.VirtualKey{ID: "key_1", Identity: "acme", Policy: "p", State: domain.KeyActive})
@@ -102,7 +121,7 @@ func newFixture(t *testing.T) *fixture {
 	})
 	registry := prometheus.NewRegistry()
 	f.server, err = New(Options{
-		Config: holder, Keys: f.keys, Reservations: f.reservations,
+		Config: holder, Keys: f.keys, Reservations: f.reservations, StoredIDs: f.stored,
 		Health: telemetry.NewHealth(telemetry.HealthOptions{}), Registerer: registry,
 		Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return now }, Random: func() float64 { return 0.5 },
 	})

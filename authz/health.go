@@ -88,24 +88,6 @@ func (t *healthTable) of(channel domain.Channel, class string, now time.Time) do
 	return worst
 }
 
-// usable leaves out the channels that nothing may be sent to. When that is all
-// of them, soonest is when the first one may be tried; zero is never.
-func (t *healthTable) usable(channels []domain.Channel, class string, now time.Time) (left []domain.Channel, soonest time.Time) {
-	left = make([]domain.Channel, 0, len(channels))
-	for _, c := range channels {
-		switch h := t.of(c, class, now); h.State {
-		case domain.HealthUsable, domain.HealthTrial:
-			left = append(left, c)
-		case domain.HealthCooling:
-			if soonest.IsZero() || h.Until.Before(soonest) {
-				soonest = h.Until
-			}
-		case domain.HealthOut:
-		}
-	}
-	return left, soonest
-}
-
 // run keeps the copy until ctx ends: it reads at once, at every change and
 // every period. A store that is away leaves it as it is.
 func (h *health) run(ctx context.Context) {

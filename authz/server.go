@@ -59,6 +59,7 @@ type Options struct {
 	Cooldowns    Cooldowns
 	ChannelStats ChannelStats
 	Rates        Rates
+	StoredIDs    StoredIDs
 	// Listener is where Envoy connects; the Server closes it.
 	Listener   net.Listener
 	Health     *telemetry.Health
@@ -82,6 +83,7 @@ type Server struct {
 	config       *config.Holder
 	keyChanges   KeyChanges
 	reservations Reservations
+	stored       StoredIDs
 	listener     net.Listener
 	health       *telemetry.Health
 	logger       *slog.Logger
@@ -116,7 +118,7 @@ func New(o Options) (*Server, error) {
 	}
 	m := newMetrics(o.Registerer)
 	s := &Server{
-		config: o.Config, keyChanges: o.KeyChanges, reservations: o.Reservations,
+		config: o.Config, keyChanges: o.KeyChanges, reservations: o.Reservations, stored: o.StoredIDs,
 		listener: o.Listener, health: o.Health, logger: o.Logger, metrics: m,
 		stopTimeout: o.StopTimeout, now: o.Now, random: o.Random,
 		keys:    keys,

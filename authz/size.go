@@ -14,11 +14,18 @@ const headerOutputCap = "x-keyway-output-cap"
 
 // sizing is what a hold is sized by.
 type sizing struct {
-	snap  *config.Snapshot
-	key   domain.VirtualKey
-	peek  *wire.Request
-	model domain.Model
-	body  []byte
+	snap *config.Snapshot
+	key  domain.VirtualKey
+	peek *wire.Request
+	// models may be dispatched, the first one first; never empty.
+	models []domain.Model
+	body   []byte
+}
+
+// size is how large a request may become with one model.
+type size struct {
+	prompt, output int64
+	class          domain.ContentClass
 }
 
 // terms are what goes with a decision and does not travel with it.
@@ -30,22 +37,39 @@ type terms struct {
 	open time.Duration
 }
 
-// decide sizes the hold: the corrected estimate of the prompt and the largest output.
+// decide sizes the hold: the corrected estimate of the prompt and the largest
+// output. Where several models may be dispatched it is the largest and the
+// dearest of them, and the limits of each hold it; the settlement charges the
+// one that served.
 func (s *Server) decide(z sizing) (domain.Decision, terms) {
-	key, now := z.key, s.now()
+	key, now, known := z.key, s.now(), s.calibration.load()
 	own, shared := z.snap.Policies[key.Policy], z.snap.Policies[z.snap.Identities[key.Identity]]
-	prompt, class := z.prompt(s.calibration.load())
-	output := z.output(prompt)
+	sizes := make([]size, len(z.models))
 	var inject int64
-	if z.peek.LacksCap() && (own.InjectCap || shared.InjectCap) {
-		inject = max(output/z.peek.N, smallestCap(z.peek.API))
-		output = inject * z.peek.N
+	for i, m := range z.models {
+		sizes[i].prompt, sizes[i].class = z.prompt(m, known)
+		sizes[i].output = z.output(m, sizes[i].prompt)
+		if z.peek.LacksCap() && (own.InjectCap || shared.InjectCap) {
+			// One cap, so that the client is told the one that it gets.
+			most := max(sizes[i].output/z.peek.N, smallestCap(z.peek.API))
+			if i == 0 || most < inject {
+				inject = most
+			}
+		}
 	}
-	price := z.model.Price
-	price.FactorMicros = z.snap.PriceFactors[key.Identity]
-	demand := domain.Demand{Model: z.model.Name, Tokens: prompt + output, CostMicros: price.MaxCostMicros(prompt, output)}
-	if own.LimitsImages(demand.Model) || shared.LimitsImages(demand.Model) {
-		demand.Images = wire.ImagesAsked(z.peek.API, z.body)
+	demand := domain.Demand{}
+	factor := z.snap.PriceFactors[key.Identity]
+	for i, m := range z.models {
+		if inject > 0 {
+			sizes[i].output = inject * z.peek.N
+		}
+		m.Price.FactorMicros = factor
+		demand.Models = append(demand.Models, m.Name)
+		demand.Tokens = max(demand.Tokens, sizes[i].prompt+sizes[i].output)
+		demand.CostMicros = max(demand.CostMicros, m.Price.MaxCostMicros(sizes[i].prompt, sizes[i].output))
+		if own.LimitsImages(m.Name) || shared.LimitsImages(m.Name) {
+			demand.Images = wire.ImagesAsked(z.peek.API, z.body)
+		}
 	}
 	var holds []domain.Hold
 	if z.snap.Prepaid[key.Identity] {
@@ -57,20 +81,23 @@ func (s *Server) decide(z sizing) (domain.Decision, terms) {
 	if !budgeted(holds) {
 		inject = 0
 	}
+	first := z.models[0]
+	price := first.Price
+	price.FactorMicros = factor
 	return domain.Decision{
 		KeyID: key.ID, Identity: key.Identity,
-		Model: z.model.Name, Stream: z.peek.Stream,
-		PromptTokens: prompt, OutputCap: output, PromptEstimate: z.peek.PromptTokens, Class: class,
+		Model: first.Name, Stream: z.peek.Stream,
+		PromptTokens: sizes[0].prompt, OutputCap: sizes[0].output, PromptEstimate: z.peek.PromptTokens, Class: sizes[0].class,
 		AdmittedAt: now, Price: price, Holds: holds, Lease: z.snap.Lease,
 	}, terms{inject: inject, open: openWindow(holds, own, shared)}
 }
 
 // prompt is what to reserve for the prompt, in tokens, and the class from
 // which its outcome may be learned: "" where the body does not show it whole.
-func (z sizing) prompt(known domain.Calibration) (int64, domain.ContentClass) {
-	tokens := known.Correct(domain.CalibrationKey{Model: z.model.Name, Class: z.peek.Class}, z.peek.PromptTokens)
+func (z sizing) prompt(m domain.Model, known domain.Calibration) (int64, domain.ContentClass) {
+	tokens := known.Correct(domain.CalibrationKey{Model: m.Name, Class: z.peek.Class}, z.peek.PromptTokens)
 	if z.peek.HiddenPrompt {
-		return max(tokens, z.model.HiddenPromptFloor), ""
+		return max(tokens, m.HiddenPromptFloor), ""
 	}
 	return tokens, z.peek.Class
 }
@@ -78,16 +105,16 @@ func (z sizing) prompt(known domain.Calibration) (int64, domain.ContentClass) {
 // output is what to reserve for all answers together, in tokens: the largest
 // cap in the request or, where it has none that counts, the model's own
 // maximum; either clipped to what the window leaves.
-func (z sizing) output(prompt int64) int64 {
+func (z sizing) output(m domain.Model, prompt int64) int64 {
 	if z.peek.API == domain.APIEmbeddings {
 		return 0
 	}
 	output := z.peek.OutputCap
 	if !z.peek.HasCap {
-		output = max(output, z.model.MaxOutput*z.peek.N)
+		output = max(output, m.MaxOutput*z.peek.N)
 	}
-	if z.model.ContextWindow > 0 {
-		output = min(output, max(z.model.ContextWindow-prompt, 0)*z.peek.N)
+	if m.ContextWindow > 0 {
+		output = min(output, max(m.ContextWindow-prompt, 0)*z.peek.N)
 	}
 	return output
 }
@@ -110,12 +137,25 @@ func budgeted(holds []domain.Hold) bool {
 	return false
 }
 
-// candidate is what is particular to one channel; inject is the cap to put in.
-func candidate(c domain.Channel, peek *wire.Request, inject int64) domain.Candidate {
-	upstream := c.Models[peek.Model]
-	return domain.Candidate{
-		Channel: c.Name, UpstreamModel: upstream, Slots: c.Slots,
-		Patches: peek.Patches(wire.PatchOptions{UpstreamModel: upstream, InjectUsage: c.InjectUsage, OutputCap: inject}),
-		Account: c.Account,
+// candidateTerms are what all candidates of a request have in common; inject is
+// the cap to put in.
+type candidateTerms struct {
+	peek   *wire.Request
+	inject int64
+}
+
+// candidate is what is particular to one channel and to the model it serves.
+func candidate(d *domain.Decision, p pick, t candidateTerms) domain.Candidate {
+	upstream := p.channel.Models[p.model.Name]
+	c := domain.Candidate{
+		Channel: p.channel.Name, UpstreamModel: upstream, Slots: p.channel.Slots,
+		Patches: t.peek.Patches(wire.PatchOptions{UpstreamModel: upstream, InjectUsage: p.channel.InjectUsage, OutputCap: t.inject}),
+		Account: p.channel.Account, Class: p.model.Class, Trial: p.trial,
 	}
+	if p.model.Name != d.Model {
+		price := p.model.Price
+		price.FactorMicros = d.Price.FactorMicros
+		c.Model, c.Price = p.model.Name, &price
+	}
+	return c
 }

@@ -63,6 +63,9 @@ const (
 	capTrust  = "trust"
 	capInject = "inject"
 
+	// costUsual is the cost of a channel that says nothing of it.
+	costUsual = "1"
+
 	storeDownRefuse = "refuse"
 	storeDownOpen   = "open_window"
 
@@ -97,6 +100,7 @@ func FillDefaults(cfg *keywayv1.Config) {
 	orDuration(&cfg.Cooldown.First, DefaultCooldownFirst)
 	orDuration(&cfg.Cooldown.Min, DefaultCooldownMin)
 	orDuration(&cfg.Cooldown.Max, DefaultCooldownMax)
+	orDuration(&cfg.Limits.KeepStoredIds, domain.DefaultKeepStoredIDs)
 	for _, p := range cfg.Providers {
 		fillProvider(p)
 	}
@@ -104,6 +108,7 @@ func FillDefaults(cfg *keywayv1.Config) {
 		orDefault(&c.Weight, DefaultWeight)
 		orDefault(&c.Cooldown, cfg.Cooldown.Mode)
 		orDefault(&c.StreamUsage, streamUsageInject)
+		orDefault(&c.Cost, costUsual)
 		for _, m := range c.Models {
 			orDefault(&m.Upstream, m.Name)
 		}
@@ -150,6 +155,8 @@ func fillModel(m *keywayv1.Model) {
 			m.HiddenPromptFloor = min(m.HiddenPromptFloor, m.ContextWindow)
 		}
 	}
+	orDefault(&m.Strategy, string(domain.StrategyWeighted))
+	orDefault(&m.State, string(domain.ModelActive))
 	for _, p := range m.Prices {
 		fillPrice(p)
 	}

@@ -22,8 +22,12 @@ type Snapshot struct {
 	// MaxRequestBytes bounds a request body.
 	MaxRequestBytes int64
 	// Lease is how long holds live without renewal.
-	Lease    time.Duration
-	Models   map[string]domain.Model
+	Lease time.Duration
+	// KeepStoredIDs is how long it is known which channel made a response.
+	KeepStoredIDs time.Duration
+	Models        map[string]domain.Model
+	// Aliases are the other names of models.
+	Aliases  map[string]domain.Alias
 	Channels map[string]domain.Channel
 	Policies map[string]domain.Policy
 	// Cooldown is for how long channels are left alone.
@@ -64,6 +68,7 @@ func Compile(rc *keywayv1.RegionConfig) (*Snapshot, error) {
 		Region:          cfg.Region,
 		MaxRequestBytes: int64(cfg.Limits.MaxRequestBytes),
 		Lease:           cfg.Limits.Lease.AsDuration(),
+		KeepStoredIDs:   cfg.Limits.KeepStoredIds.AsDuration(),
 		Policies:        make(map[string]domain.Policy, len(cfg.Policies)),
 		Identities:      make(map[string]string, len(cfg.Identities)),
 		Prepaid:         make(map[string]bool),
@@ -77,6 +82,7 @@ func Compile(rc *keywayv1.RegionConfig) (*Snapshot, error) {
 	s.Cooldown = domain.CooldownBounds{
 		First: cfg.Cooldown.First.AsDuration(), Least: cfg.Cooldown.Min.AsDuration(), Most: cfg.Cooldown.Max.AsDuration(),
 	}
+	s.Aliases = compileAliases(cfg.Aliases)
 	for _, p := range cfg.Policies {
 		s.Policies[p.Name] = compilePolicy(p)
 	}
@@ -142,6 +148,7 @@ func compileChannels(channels []*keywayv1.Channel, providers map[string]domain.P
 			InjectUsage:  ch.StreamUsage == streamUsageInject,
 			Account:      account(ch, providers[ch.Provider].BaseURL),
 			ObserveOnly:  ch.Cooldown == cooldownObserve,
+			Cost:         float64(micros(ch.Cost)) / microsPerUnit,
 		}
 	}
 	return out
@@ -176,6 +183,12 @@ func compileModels(cfg *keywayv1.Config) map[string]domain.Model {
 			Class:         m.Class,
 
 			HiddenPromptFloor: m.HiddenPromptFloor,
+
+			Strategy:  domain.Strategy(m.Strategy),
+			Fallbacks: m.Fallbacks,
+			State:     domain.ModelState(m.State),
+			Sunset:    day(m.Sunset),
+			Notice:    m.Notice,
 		}
 	}
 	return out

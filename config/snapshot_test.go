@@ -43,7 +43,7 @@ func TestCompile(t *testing.T) {
 		FirstByteLimit: time.Minute, AnthropicVersion: "2023-06-01",
 	}
 	assert.Equal(t, &config.Snapshot{
-		Version: 7, Region: "eu-1", MaxRequestBytes: 1 << 20, Lease: 20 * time.Second,
+		Version: 7, Region: "eu-1", MaxRequestBytes: 1 << 20, Lease: 20 * time.Second, KeepStoredIDs: 720 * time.Hour,
 		Models: map[string]domain.Model{
 			"team/model:latest": {
 				Name: "team/model:latest", ContextWindow: 200_000, MaxOutput: 8192, HiddenPromptFloor: 20_000, Class: "team/model:latest",
@@ -75,21 +75,28 @@ func TestCompile(t *testing.T) {
 					Tiers: []domain.TierFactor{{Tier: "flex", FactorMicros: 500_000}, {Tier: "priority", FactorMicros: 2_000_000}},
 				},
 				Channels: []string{"vendor-a"},
+				Strategy: domain.StrategySticky, Fallbacks: []string{"small"}, State: domain.ModelDeprecated,
+				Sunset: time.Date(2027, 3, 31, 0, 0, 0, 0, time.UTC), Notice: "Use small.",
 			},
 			"small": {
 				Name: "small", ContextWindow: 2048, MaxOutput: 2048, HiddenPromptFloor: 2048, Class: "small",
 				Price: domain.Price{Version: "1"}, Channels: []string{"vendor-a", "plain-a"},
+				Strategy: domain.StrategyWeighted, State: domain.ModelActive,
 			},
+		},
+		Aliases: map[string]domain.Alias{
+			"latest": {Name: "latest", Model: "team/model:latest", Canary: "small", Percent: 5},
+			"tiny":   {Name: "tiny", Model: "small"},
 		},
 		Channels: map[string]domain.Channel{
 			"vendor-a": {
 				Name: "vendor-a", Provider: vendor, SecretRef: "file:/run/secrets/vendor-a", Priority: 1, Weight: 3, Slots: 40,
 				Models:       map[string]string{"team/model:latest": "model-2026", "small": "small"},
-				Organization: "org-1", Project: "proj-1", Account: "3b89daaa",
+				Organization: "org-1", Project: "proj-1", Account: "3b89daaa", Cost: 0.8,
 			},
 			"plain-a": {
 				Name: "plain-a", Provider: plain, SecretRef: "env:PLAIN_KEY", Weight: 1,
-				Models: map[string]string{"small": "tiny"}, InjectUsage: true, Account: "e8b34922",
+				Models: map[string]string{"small": "tiny"}, InjectUsage: true, Account: "e8b34922", Cost: 1,
 			},
 		},
 		Policies: map[string]domain.Policy{

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	keywayv1 "keyway/api/keyway/v1"
+	"keyway/domain"
 )
 
 // The bounds of values. Each is far beyond use and inside what the parts
@@ -69,6 +70,10 @@ func check(cfg *keywayv1.Config, found *problems) {
 		c.models = c.unique(c.models, at+".name", m.Name)
 		c.model(at, m)
 	}
+	for i, m := range cfg.Models {
+		c.route(fmt.Sprintf("models[%d]", i), m)
+	}
+	c.aliases(cfg.Aliases)
 	for i, p := range cfg.Policies {
 		at := fmt.Sprintf("policies[%d]", i)
 		c.policies = c.unique(c.policies, at+".name", p.Name)
@@ -136,6 +141,7 @@ func (c *checker) limits(l *keywayv1.Limits) {
 	}
 	c.duration("limits.lease", l.GetLease(), span{minLease, maxLease})
 	c.duration("limits.drain_time", l.GetDrainTime(), span{minDrainTime, maxDrainTime})
+	c.duration("limits.keep_stored_ids", l.GetKeepStoredIds(), span{domain.MinKeepStoredIDs, domain.MaxKeepStoredIDs})
 }
 
 func (c *checker) cooldown(l *keywayv1.Cooldown) {

@@ -126,6 +126,7 @@ func (c *checker) channel(at string, ch *keywayv1.Channel) {
 		}
 	}
 	c.cooldownMode(at+".cooldown", ch.Cooldown)
+	c.multiplier(at+".cost", ch.Cost)
 	c.headerValue(at+".organization", ch.Organization)
 	c.headerValue(at+".project", ch.Project)
 	switch ch.StreamUsage {

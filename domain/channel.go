@@ -48,6 +48,9 @@ type Channel struct {
 	Account string
 	// ObserveOnly: its cooldowns are noted and obeyed by nobody.
 	ObserveOnly bool
+	// Cost is what the provider charges here relative to other channels, for
+	// routing; 1 is usual.
+	Cost float64
 }
 
 // Model is what clients name.
@@ -66,4 +69,22 @@ type Model struct {
 	Channels []string
 	// Class is what cools together: models whose limits a provider counts together.
 	Class string
+	// Strategy orders the channels of one priority.
+	Strategy Strategy
+	// Fallbacks are models whose channels follow behind the model's own.
+	Fallbacks []string
+	State     ModelState
+	// Sunset is the day on which a deprecated model ends; zero is not known.
+	Sunset time.Time
+	// Notice is what a deprecated model tells its clients; "" is nothing.
+	Notice string
+}
+
+// Alias is another name for a model.
+type Alias struct {
+	Name  string
+	Model string
+	// Canary serves Percent of the identities instead; "" is none.
+	Canary  string
+	Percent int
 }

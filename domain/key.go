@@ -68,6 +68,15 @@ func (k VirtualKey) Allows(model string) bool {
 	return len(k.Models) == 0 || slices.ContainsFunc(k.Models, func(pattern string) bool { return MatchModel(pattern, model) })
 }
 
+// MayUse reports whether the key may use m, the model that is dispatched. One
+// in preview takes a key that names it in full.
+func (k VirtualKey) MayUse(m Model) bool {
+	if m.State == ModelPreview {
+		return slices.Contains(k.Models, m.Name)
+	}
+	return k.Allows(m.Name)
+}
+
 // Check returns why the key may not be used at time now; nil when it may.
 func (k VirtualKey) Check(now time.Time) *Error {
 	switch {

@@ -1,6 +1,7 @@
 package domain
 
 import (
+	"strings"
 	"sync"
 	"time"
 )
@@ -121,8 +122,8 @@ func (h Hold) Size() int64 {
 
 // Demand is what one request asks of its buckets.
 type Demand struct {
-	// Model is the name the client asked for.
-	Model string
+	// Models are those that may be dispatched; the limits of each apply.
+	Models []string
 	// Tokens is prompt estimate plus output cap.
 	Tokens int64
 	// CostMicros is the money that Tokens can cost at most.
@@ -133,17 +134,25 @@ type Demand struct {
 }
 
 // Holds lists the holds that p asks for in scope of id at time now: those of
-// the scope, then those of the model within it. The order in each is fixed: rpm,
+// the scope, then those of each model within it. The order in each is fixed: rpm,
 // tpm, in_flight, budget_day, budget_month, images_day. The windows are those of
 // now, which is the moment of the admission: what it holds is settled in the same
 // windows, however late. An unknown time zone falls back to UTC; config refuses
 // it long before.
 func (p Policy) Holds(scope Scope, id string, d Demand, now time.Time) []Hold {
 	holds := p.ownHolds(Hold{Scope: scope, ID: id}, d, now)
-	if model, ok := p.Models[d.Model]; ok {
-		holds = append(holds, model.ownHolds(Hold{Scope: scope.ofModel(), ID: id + " " + d.Model}, d, now)...)
+	for _, name := range d.Models {
+		if model, ok := p.Models[name]; ok {
+			holds = append(holds, model.ownHolds(Hold{Scope: scope.ofModel(), ID: id + " " + name}, d, now)...)
+		}
 	}
 	return holds
+}
+
+// Concerns reports whether h is charged for a request that model served: all
+// are but the holds of other models.
+func (h Hold) Concerns(model string) bool {
+	return h.Scope != ScopeKeyModel && h.Scope != ScopeIdentityModel || strings.HasSuffix(h.ID, " "+model)
 }
 
 // ownHolds are the holds without those of models; each has the owner of of.

@@ -65,7 +65,7 @@ func TestHoldsAreThoseOfEveryLimitThatApplies(t *testing.T) {
 		},
 	}
 	now := time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
-	demand := domain.Demand{Model: "m", Tokens: 30}
+	demand := domain.Demand{Models: []string{"m"}, Tokens: 30}
 	own := []domain.Hold{
 		{Kind: domain.LimitRPM, Scope: domain.ScopeKey, ID: "k", Limit: 60, Burst: 5, Amount: 1},
 		{Kind: domain.LimitTPM, Scope: domain.ScopeKey, ID: "k", Limit: 1000, Amount: 30},
@@ -78,11 +78,18 @@ func TestHoldsAreThoseOfEveryLimitThatApplies(t *testing.T) {
 	demand.Images = 2
 	images := domain.Hold{Kind: domain.LimitImagesDay, Scope: domain.ScopeKeyModel, ID: "k m", Window: "2026-12-01", Limit: 1, Amount: 2}
 	assert.Equal(t, append(append(own[:2:2], ofModel...), images), p.Holds(domain.ScopeKey, "k", demand, now))
-	demand.Model = "o"
+	demand.Models = []string{"o"}
 	assert.Equal(t, own, p.Holds(domain.ScopeKey, "k", demand, now), "a model without limits has those of all")
-	demand.Model = "n"
+	demand.Models = []string{"n"}
 	assert.Equal(t, domain.ScopeIdentityModel, p.Holds(domain.ScopeIdentity, "acme", demand, now)[2].Scope)
 	assert.Empty(t, domain.Policy{}.Holds(domain.ScopeRegion, "eu-1", demand, now), "no rule, no hold")
+
+	demand.Models = []string{"m", "o", "n"}
+	several := p.Holds(domain.ScopeKey, "k", demand, now)
+	assert.Equal(t, "k n", several[len(several)-1].ID, "of every model that may be dispatched")
+	assert.True(t, several[0].Concerns("o"))
+	assert.True(t, several[len(several)-1].Concerns("n"))
+	assert.False(t, several[len(several)-1].Concerns("m"))
 
 	assert.True(t, p.LimitsImages("m"))
 	assert.False(t, p.LimitsImages("n"))

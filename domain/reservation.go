@@ -28,6 +28,10 @@ type Candidate struct {
 	Account string
 	// Trial: its cooldown was over, and the answer decides whether it is usable again.
 	Trial bool
+	// Model is the name that is dispatched here and Price what it costs; "" and
+	// nil are those of the Decision.
+	Model string
+	Price *Price
 }
 
 // Decision is what authz decides for one admitted request. It travels with the
@@ -41,8 +45,10 @@ type Decision struct {
 	// Path is the path below the provider's base URL, with the query that may
 	// pass, such as "/chat/completions".
 	Path string
-	// Model is the name the client asked for.
-	Model  string
+	// Model is the name that is dispatched: its limits apply, and Price is its price.
+	Model string
+	// Asked is the name that the client sent, where that is another one; see AskedModel.
+	Asked  string
 	Stream bool
 	// StripUsage: the usage chunk of the stream was asked for by us, not by the client.
 	StripUsage bool
@@ -60,6 +66,9 @@ type Decision struct {
 	Holds      []Hold
 	// Candidates are in the order in which they are tried; never empty.
 	Candidates []Candidate
+	// Route is how all channels stood, for Explain. It lies in the store and does
+	// not travel with the request.
+	Route []Standing
 	// Lease is how long holds and slots live without renewal.
 	Lease time.Duration
 	// FirstByteLimit is how long one attempt may wait for response headers.
@@ -72,6 +81,37 @@ func (d *Decision) Candidate(attempt int) (c Candidate, ok bool) {
 		return Candidate{}, false
 	}
 	return d.Candidates[attempt-1], true
+}
+
+// Last is the candidate to which the last of that many attempts went, or the
+// first one before any ran.
+func (d *Decision) Last(attempts int) Candidate {
+	c, _ := d.Candidate(min(max(attempts, 1), len(d.Candidates)))
+	return c
+}
+
+// ModelOf is the name that is dispatched to c.
+func (d *Decision) ModelOf(c Candidate) string {
+	if c.Model != "" {
+		return c.Model
+	}
+	return d.Model
+}
+
+// PriceOf is what the model costs that is dispatched to c.
+func (d *Decision) PriceOf(c Candidate) Price {
+	if c.Price != nil {
+		return *c.Price
+	}
+	return d.Price
+}
+
+// AskedModel is the name that the client sent.
+func (d *Decision) AskedModel() string {
+	if d.Asked != "" {
+		return d.Asked
+	}
+	return d.Model
 }
 
 // Admission is the store's answer to a reservation.
@@ -96,6 +136,8 @@ type Settlement struct {
 	Channel string
 	// Record goes to the ledger.
 	Record UsageRecord
+	// Stored is what the provider keeps of it; zero when that is known already.
+	Stored StoredID
 }
 
 // SlotMove takes a request's slot from the channel that failed to the one that

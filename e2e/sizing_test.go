@@ -135,6 +135,9 @@ func TestHiddenPromptsReserveAFloor(t *testing.T) {
 		`{"model":"sized","stream":true,"input":"SCRIPT","max_output_tokens":20,"prompt":null}`: false,
 	} {
 		c := s.caller(t, "wide", "--policy", "trusted")
+		for _, id := range []string{"resp_9", "conv_9"} {
+			require.NoError(t, s.store.Remember(t.Context(), domain.StoredID{Identity: "wide", ID: id, Channel: "sized", Model: "sized"}, time.Hour))
+		}
 		got := c.reserve(t, "/v1/responses", body)
 		assert.Equal(t, want, got.prompt == 3000, "%s: %d", body, got.prompt)
 	}

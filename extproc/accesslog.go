@@ -144,8 +144,8 @@ func (s *Server) settleEntry(entry logEntry) {
 	default:
 		r.Usage = domain.Usage{InputUncached: d.PromptTokens, Output: unreadOutput(d, entry.bodyBytes)}
 	}
-	r.CostMicros = d.Price.CostMicros(r.Usage)
-	s.settle(domain.Settlement{Decision: d, Channel: lastCandidate(d, entry.attempts).Channel, Record: r})
+	r.CostMicros = d.PriceOf(d.Last(entry.attempts)).CostMicros(r.Usage)
+	s.settle(domain.Settlement{Decision: d, Channel: d.Last(entry.attempts).Channel, Record: r})
 }
 
 // frameBytesPerToken is the length of one streamed chunk, which carries about

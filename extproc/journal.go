@@ -87,18 +87,26 @@ func readEntry(r io.Reader) (s domain.Settlement, size int64, err error) {
 	if err := proto.Unmarshal(payload, &p); err != nil {
 		return s, 0, fmt.Errorf("decode entry: %w", err)
 	}
-	return domain.Settlement{
+	s = domain.Settlement{
 		Decision: keywayv1.DecisionFromProto(p.GetDecision()),
 		Channel:  p.GetChannel(),
 		Record:   keywayv1.RecordFromProto(p.GetRecord()),
-	}, int64(journalHeader + length), nil
+	}
+	if made := p.GetStored(); made != nil {
+		s.Stored = domain.StoredID{Identity: s.Decision.Identity, ID: made.GetId(), Channel: made.GetChannel(), Model: made.GetModel()}
+	}
+	return s, int64(journalHeader + length), nil
 }
 
 // Append keeps s; it is on disk when Append returns.
 func (j *journal) Append(s domain.Settlement) error {
-	payload, err := proto.Marshal(&keywayv1.Settlement{
+	message := &keywayv1.Settlement{
 		Decision: keywayv1.DecisionToProto(s.Decision), Channel: s.Channel, Record: keywayv1.RecordToProto(s.Record),
-	})
+	}
+	if s.Stored.ID != "" {
+		message.Stored = &keywayv1.Stored{Id: s.Stored.ID, Channel: s.Stored.Channel, Model: s.Stored.Model}
+	}
+	payload, err := proto.Marshal(message)
 	if err != nil {
 		return fmt.Errorf("encode journal entry: %w", err)
 	}

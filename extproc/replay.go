@@ -34,7 +34,7 @@ func (s *Server) replayOldest(ctx context.Context) bool {
 	}
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
-	result, err := s.store.Settle(ctx, settlement)
+	result, err := s.land(ctx, settlement)
 	if err != nil {
 		return false
 	}

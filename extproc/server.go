@@ -40,6 +40,7 @@ type Options struct {
 	Config      *config.Holder
 	Store       Store
 	Calibration Calibrator
+	StoredIDs   StoredIDs
 	Secrets     Secrets
 	// Listener is where Envoy connects; the Server closes it.
 	Listener   net.Listener
@@ -60,8 +61,10 @@ type Server struct {
 	extprocv3.UnimplementedExternalProcessorServer
 	accesslogv3.UnimplementedAccessLogServiceServer
 
+	config      *config.Holder
 	channels    *channels
 	store       Store
+	storedIDs   StoredIDs
 	secrets     Secrets
 	listener    net.Listener
 	health      *telemetry.Health
@@ -84,7 +87,7 @@ type Server struct {
 // New makes a Server; it does no I/O.
 func New(o Options) (*Server, error) {
 	s := &Server{
-		store: o.Store, secrets: o.Secrets, listener: o.Listener,
+		config: o.Config, store: o.Store, storedIDs: o.StoredIDs, secrets: o.Secrets, listener: o.Listener,
 		health: o.Health, logger: o.Logger,
 		journalFile: o.JournalFile, journalSize: o.JournalBytes, stopTimeout: o.StopTimeout, now: o.Now,
 		leases: newLeases(o.Store, o.Logger), ends: newEnds(), recent: newRecent(),

@@ -31,6 +31,16 @@ type fakeStore struct {
 	gone     map[string]bool
 	moves    []domain.SlotMove
 	attempts int
+	stored   []domain.StoredID
+}
+
+func (f *fakeStore) Remember(_ context.Context, made domain.StoredID, _ time.Duration) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err == nil {
+		f.stored = append(f.stored, made)
+	}
+	return f.err
 }
 
 func (f *fakeStore) Settle(_ context.Context, s domain.Settlement) (domain.SettleResult, error) {
@@ -102,7 +112,7 @@ func newServer(t *testing.T) (*Server, *fakeStore) {
 	}})
 	registry := prometheus.NewRegistry()
 	s, err := New(Options{
-		Config: holder, Store: store, Secrets: &fakeSecrets{}, Health: telemetry.NewHealth(telemetry.HealthOptions{}),
+		Config: holder, Store: store, StoredIDs: store, Secrets: &fakeSecrets{}, Health: telemetry.NewHealth(telemetry.HealthOptions{}),
 		Registerer: registry, Logger: slog.New(slog.DiscardHandler),
 		JournalFile: filepath.Join(t.TempDir(), "journal"), Now: func() time.Time { return start },
 	})

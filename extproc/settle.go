@@ -33,7 +33,7 @@ func (s *Server) settle(settlement domain.Settlement) {
 	s.recent.add(id)
 	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()
-	result, err := s.store.Settle(ctx, settlement)
+	result, err := s.land(ctx, settlement)
 	if err == nil {
 		s.settled(settlement, result)
 		return
@@ -49,6 +49,16 @@ func (s *Server) settle(settlement domain.Settlement) {
 	s.keepOpen(settlement.Decision)
 }
 
+// land writes a settlement, and before it what it says of a stored id.
+func (s *Server) land(ctx context.Context, settlement domain.Settlement) (domain.SettleResult, error) {
+	if settlement.Stored.ID != "" {
+		if err := s.storedIDs.Remember(ctx, settlement.Stored, s.keepStoredIDs()); err != nil {
+			return 0, err
+		}
+	}
+	return s.store.Settle(ctx, settlement)
+}
+
 // keepOpen keeps the sweeper from a reservation whose settlement waits in the
 // journal. The request itself is over: its leases and its slot may end.
 func (s *Server) keepOpen(d domain.Decision) {
@@ -62,7 +72,8 @@ func (s *Server) settled(settlement domain.Settlement, result domain.SettleResul
 	if result == domain.SettleAlready {
 		return
 	}
-	if !settlement.Decision.Price.PricesTier(r.Usage.Tier) {
+	d := settlement.Decision
+	if !d.PriceOf(d.Last(r.Attempt)).PricesTier(r.Usage.Tier) {
 		s.metrics.unpricedTiers.Inc()
 	}
 	if result == domain.SettleUnknown {

@@ -54,6 +54,10 @@ type watch struct {
 	forwarded int64
 	finished  bool
 	settled   bool
+	// remembered: the id of what the provider keeps has been seen.
+	remembered bool
+	// unkept is that id where the store did not take it: the settlement brings it.
+	unkept domain.StoredID
 }
 
 // begin reads the head of a response and says what to do with it. What is not
@@ -151,11 +155,18 @@ func (w *watch) ownHeaders() []wire.Header {
 	if w.decision.API.Dialect() == domain.DialectAnthropic {
 		set = append(set, wire.Header{Name: "request-id", Value: w.decision.RequestID})
 	}
+	if served := w.decision.ModelOf(w.slotHolder()); served != w.decision.AskedModel() {
+		set = append(set, wire.Header{Name: headerModel, Value: served})
+	}
 	if n, err := strconv.Atoi(w.answer.header("retry-after")); err == nil && n > maxRetryAfterSeconds {
 		set = append(set, wire.Header{Name: "retry-after", Value: strconv.Itoa(maxRetryAfterSeconds)})
 	}
 	return set
 }
+
+// headerModel names the model that serves, where the client asked for another
+// name: an alias, or a model whose fallback had to step in.
+const headerModel = "x-keyway-model"
 
 // headerUpstreamRequestID carries the provider's request id to the client, for support cases.
 const headerUpstreamRequestID = "x-keyway-upstream-request-id"
@@ -180,6 +191,7 @@ func (w *watch) chunk(p []byte) []byte {
 		return p
 	}
 	out := w.watcher.Write(p)
+	w.remember()
 	w.forwarded += int64(len(out))
 	return out
 }
@@ -249,18 +261,19 @@ func (w *watch) settle(outcome domain.Outcome) {
 	r.UpstreamRequestID = w.upstreamRequestID()
 	r.FirstByteAt, r.EndedAt = w.firstByte, s.now()
 	w.use(&r)
-	s.settle(domain.Settlement{Decision: w.decision, Channel: w.slotHolder().Channel, Record: r})
+	s.settle(domain.Settlement{Decision: w.decision, Channel: w.slotHolder().Channel, Record: r, Stored: w.unkept})
 }
 
 // use fills in what was used: the provider's word where there is one, an
 // estimate of what passed where there is none.
 func (w *watch) use(r *domain.UsageRecord) {
 	r.Source = domain.SourceEstimate
+	price := w.decision.PriceOf(w.slotHolder())
 	if w.watcher == nil {
 		if r.Outcome == domain.OutcomeSuccess {
 			r.Usage = domain.Usage{InputUncached: w.decision.PromptTokens}
 		}
-		r.CostMicros = w.decision.Price.CostMicros(r.Usage)
+		r.CostMicros = price.CostMicros(r.Usage)
 		return
 	}
 	result := w.watcher.Result()
@@ -275,8 +288,9 @@ func (w *watch) use(r *domain.UsageRecord) {
 	default:
 		r.Usage, r.Source = result.Count(w.decision.PromptTokens)
 	}
-	r.CostMicros = w.decision.Price.CostMicros(r.Usage)
-	if r.Source == domain.SourceUpstream && w.decision.Class != "" {
+	r.CostMicros = price.CostMicros(r.Usage)
+	// The estimate was made for the decision's own model, and corrects no other.
+	if r.Source == domain.SourceUpstream && w.decision.Class != "" && w.slotHolder().Model == "" {
 		w.server.metrics.estimateRatio.Observe(float64(w.decision.PromptTokens) / float64(max(r.Usage.Input(), 1)))
 		w.server.calibration.learn(w.decision, r.Usage.Input())
 	}
@@ -289,15 +303,7 @@ const bytesPerToken = 4
 // slotHolder is the candidate whose slot the request holds: that of the last
 // attempt, or of the first candidate before any ran.
 func (w *watch) slotHolder() domain.Candidate {
-	return lastCandidate(w.decision, w.answer.attempts)
-}
-
-func lastCandidate(d domain.Decision, attempts int) domain.Candidate {
-	c, ok := d.Candidate(min(max(attempts, 1), len(d.Candidates)))
-	if !ok {
-		return domain.Candidate{}
-	}
-	return c
+	return w.decision.Last(w.answer.attempts)
 }
 
 // attempts lists the attempts that ran: the nth went to the nth candidate, and
@@ -311,17 +317,16 @@ func (w *watch) attempts() []domain.Attempt {
 }
 
 func attemptsOf(d domain.Decision, count int, notes string) []domain.Attempt {
-	statuses := map[string]int{}
-	for note := range strings.SplitSeq(notes, ";") {
-		channel, status, ok := strings.Cut(note, "=")
-		if n, err := strconv.Atoi(status); ok && err == nil {
-			statuses[channel] = n
-		}
-	}
 	list := make([]domain.Attempt, 0, count)
 	for i := range min(count, len(d.Candidates)) {
-		name := d.Candidates[i].Channel
-		list = append(list, domain.Attempt{Channel: name, Status: statuses[name]})
+		a := domain.Attempt{Channel: d.Candidates[i].Channel}
+		// Notes are in the order of attempts; one without an answer has none.
+		note, rest, _ := strings.Cut(notes, ";")
+		if channel, status, ok := strings.Cut(note, "="); ok && channel == a.Channel {
+			a.Status, _ = strconv.Atoi(status) // 0 is what no answer has
+			notes = rest
+		}
+		list = append(list, a)
 	}
 	return list
 }
@@ -329,8 +334,8 @@ func attemptsOf(d domain.Decision, count int, notes string) []domain.Attempt {
 // recordOf begins the record of a request with what admission knew.
 func recordOf(d domain.Decision, attempts []domain.Attempt) domain.UsageRecord {
 	r := domain.UsageRecord{
-		RequestID: d.RequestID, KeyID: d.KeyID, Identity: d.Identity, API: d.API, Model: d.Model,
-		Attempt: len(attempts), Attempts: attempts, PriceVersion: d.Price.Version,
+		RequestID: d.RequestID, KeyID: d.KeyID, Identity: d.Identity, API: d.API, Model: d.AskedModel(),
+		Attempt: len(attempts), Attempts: attempts, PriceVersion: d.PriceOf(d.Last(len(attempts))).Version,
 		PromptTokensEstimate: d.PromptTokens, AdmittedAt: d.AdmittedAt,
 	}
 	if n := len(attempts); n > 0 {

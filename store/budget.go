@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,6 +28,12 @@ func budgetNames(d domain.Decision) []string {
 		}
 	}
 	return names
+}
+
+// chargedFor is d with only the holds that are charged when model served it.
+func chargedFor(d domain.Decision, model string) domain.Decision {
+	d.Holds = slices.DeleteFunc(slices.Clone(d.Holds), func(h domain.Hold) bool { return !h.Concerns(model) })
+	return d
 }
 
 // Budgets reads every budget's counter and what was paid into balances, what open

@@ -86,8 +86,12 @@ func checkHolds(holds []domain.Hold) error {
 	return nil
 }
 
-// used is what the request of record took from the bucket of h in the end.
-func used(h domain.Hold, record domain.UsageRecord) int64 {
+// used is what the request of record, which model served, took from the bucket
+// of h in the end.
+func used(h domain.Hold, record domain.UsageRecord, model string) int64 {
+	if !h.Concerns(model) {
+		return 0
+	}
 	switch h.Kind {
 	case domain.LimitTPM:
 		return min(max(record.Usage.Total(), 0), maxRate)

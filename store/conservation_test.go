@@ -59,7 +59,7 @@ func newWorld(s *Store, steps *int) *world {
 
 func (w *world) decide(t *rapid.T) domain.Decision {
 	demand := domain.Demand{
-		Model: rapid.SampledFrom([]string{"m", "other"}).Draw(t, "model"), CostMicros: rapid.Int64Range(0, 150).Draw(t, "cost"),
+		Models: []string{rapid.SampledFrom([]string{"m", "other"}).Draw(t, "model")}, CostMicros: rapid.Int64Range(0, 150).Draw(t, "cost"),
 		Images: rapid.Int64Range(0, 2).Draw(t, "images"),
 	}
 	holds := []domain.Hold{domain.BalanceHold(w.tenant.identity, demand.CostMicros)}

@@ -79,12 +79,12 @@ func (s *Store) Note(ctx context.Context, decisions []domain.Decision) error {
 
 // correctLeased adds to the settlement of d what corrects the buckets whose
 // amounts came out of a lease. They come behind those that were reserved.
-func correctLeased(c *call, d domain.Decision, record domain.UsageRecord) {
+func correctLeased(c *call, d domain.Decision, used func(domain.Hold) int64) {
 	for _, h := range d.Holds {
 		if h.Leased {
 			limit, _ := rateOf(h)
 			c.keys = append(c.keys, bucketKey(d.Identity, h))
-			c.args = append(c.args, classLent, used(h, record)-h.Amount, limit)
+			c.args = append(c.args, classLent, used(h)-h.Amount, limit)
 		}
 	}
 }

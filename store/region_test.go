@@ -264,7 +264,7 @@ func TestLimitsOfAModelAreItsOwn(t *testing.T) {
 	s, o := shared(t), newTenant()
 	p := domain.Policy{InFlight: 3, Models: map[string]domain.Policy{"a": {InFlight: 1}}}
 	decide := func(model string) domain.Decision {
-		return o.decide(p.Holds(domain.ScopeKey, o.key, domain.Demand{Model: model}, time.Now())...)
+		return o.decide(p.Holds(domain.ScopeKey, o.key, domain.Demand{Models: []string{model}}, time.Now())...)
 	}
 	admit(t, s, decide("a"))
 	r := refusal(t, s, decide("a"))

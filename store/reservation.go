@@ -247,13 +247,15 @@ func (s *Store) Settle(ctx context.Context, settlement domain.Settlement) (domai
 	if d.RequestID == "" || d.RequestID != record.RequestID {
 		return 0, fmt.Errorf("settle request: the record of %q does not belong to %q", record.RequestID, d.RequestID)
 	}
-	record.Budgets = budgetNames(d)
+	model := d.ModelOf(d.Last(record.Attempt))
+	record.Budgets = budgetNames(chargedFor(d, model))
 	raw, err := encodeRecord(record)
 	if err != nil {
 		return 0, fmt.Errorf("settle request: %w", err)
 	}
-	calls := closeCalls(d, closing{record: raw, used: func(h domain.Hold) int64 { return used(h, record) }})
-	correctLeased(&calls[0], d, record)
+	usedOf := func(h domain.Hold) int64 { return used(h, record, model) }
+	calls := closeCalls(d, closing{record: raw, used: usedOf})
+	correctLeased(&calls[0], d, usedOf)
 	if settlement.Channel != "" {
 		calls = append(calls, releaseCall(settlement.Channel, d.RequestID))
 	}

@@ -50,6 +50,9 @@ type Request struct {
 	Background      bool
 	// PromptCacheKey is the client's own hint for cache affinity; "" when absent.
 	PromptCacheKey string
+	// Session is whom the client says it speaks for: the first of user,
+	// safety_identifier and metadata's user_id or session_id; "" when absent.
+	Session string
 
 	bodyLen int64
 	// open is the offset after the root's opening brace.
@@ -291,7 +294,9 @@ func (p *peeker) member(key []byte) bool {
 		return p.readConversation()
 	case fieldCacheKey:
 		return p.readString("prompt_cache_key", &p.req.PromptCacheKey)
-	case fieldUser, fieldMetadata, fieldServiceTier, fieldSafetyID, fieldInclude:
+	case fieldUser, fieldMetadata, fieldSafetyID:
+		return p.readSession(f)
+	case fieldServiceTier, fieldInclude:
 		return p.r.skip()
 	}
 	return p.countField(f)
@@ -431,31 +436,6 @@ func parseCount(digits []byte, limit int64) (n int64, ok bool) {
 		return 0, false
 	}
 	return n, true
-}
-
-func (p *peeker) readConversation() bool {
-	switch p.r.peek() {
-	case 'n':
-		return p.r.word("null")
-	case '"', '{':
-	default:
-		return p.wrongType("conversation", "a string or an object")
-	}
-	p.req.HasConversation = true
-	if p.r.peek() == '"' {
-		return p.readString("conversation", &p.req.Conversation)
-	}
-	known := false
-	return p.r.members(func(key []byte) bool {
-		if string(key) != "id" {
-			return p.r.skip()
-		}
-		if known {
-			return p.refuse("conversation.id", "is given twice; send it once")
-		}
-		known = true
-		return p.readString("conversation.id", &p.req.Conversation)
-	})
 }
 
 func (p *peeker) readStreamOptions() bool {

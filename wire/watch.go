@@ -225,6 +225,10 @@ func (w *Watcher) terminal() bool {
 // to ask after every chunk.
 func (w *Watcher) FirstOutput() bool { return w.text != Estimator{} }
 
+// UpstreamID is the provider's id of the response or message, as soon as it
+// came; "" before. It costs nothing to ask.
+func (w *Watcher) UpstreamID() string { return w.result.UpstreamID }
+
 func (w *Watcher) rawUsage() []byte {
 	switch {
 	case w.startRaw == nil:

@@ -88,10 +88,10 @@ func abandoned(e domain.ExpiredReservation, now time.Time) domain.Settlement {
 			KeyID:                d.KeyID,
 			Identity:             d.Identity,
 			API:                  d.API,
-			Model:                d.Model,
+			Model:                d.AskedModel(),
 			Outcome:              domain.OutcomeAbandoned,
 			Source:               domain.SourceEstimate,
-			PriceVersion:         d.Price.Version,
+			PriceVersion:         d.PriceOf(d.Last(1)).Version,
 			PromptTokensEstimate: d.PromptTokens,
 			AdmittedAt:           d.AdmittedAt,
 			EndedAt:              now,
@@ -106,7 +106,7 @@ func abandoned(e domain.ExpiredReservation, now time.Time) domain.Settlement {
 		return s
 	}
 	s.Record.Usage = domain.Usage{InputUncached: d.PromptTokens}
-	s.Record.CostMicros = d.Price.CostMicros(s.Record.Usage)
+	s.Record.CostMicros = d.PriceOf(first).CostMicros(s.Record.Usage)
 	if ok {
 		s.Record.Attempt = 1
 		s.Record.Channel = first.Channel

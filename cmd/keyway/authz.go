@@ -61,6 +61,7 @@ func runAuthz(cmd *cobra.Command, f regionFlags, o authz.Options) (err error) {
 	}
 	o.Config, o.Keys, o.KeyChanges, o.Reservations, o.Listener = holder, regional, regional, regional, listener
 	o.Calibrations, o.Cooldowns, o.ChannelStats, o.Rates = regional, regional, regional, regional
+	o.StoredIDs = regional
 	o.Health, o.Registerer, o.Logger, o.StopTimeout = p.health, p.registry, p.logger, f.StopLimit
 	server, err := authz.New(o)
 	if err != nil {

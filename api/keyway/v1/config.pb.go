@@ -95,6 +95,7 @@ type Config struct {
 	Identities    []*Identity `protobuf:"bytes,8,rep,name=identities,proto3" json:"identities,omitempty"`
 	Ceiling       *Ceiling    `protobuf:"bytes,9,opt,name=ceiling,proto3" json:"ceiling,omitempty"`
 	Cooldown      *Cooldown   `protobuf:"bytes,10,opt,name=cooldown,proto3" json:"cooldown,omitempty"`
+	Aliases       []*Alias    `protobuf:"bytes,11,rep,name=aliases,proto3" json:"aliases,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -195,6 +196,13 @@ func (x *Config) GetCeiling() *Ceiling {
 func (x *Config) GetCooldown() *Cooldown {
 	if x != nil {
 		return x.Cooldown
+	}
+	return nil
+}
+
+func (x *Config) GetAliases() []*Alias {
+	if x != nil {
+		return x.Aliases
 	}
 	return nil
 }
@@ -400,7 +408,10 @@ type Limits struct {
 	// Lease is how long holds live without renewal; default 30s, 1s to 30s.
 	Lease *durationpb.Duration `protobuf:"bytes,2,opt,name=lease,proto3" json:"lease,omitempty"`
 	// DrainTime is how long a replaced listener lets streams run; default 600s.
-	DrainTime     *durationpb.Duration `protobuf:"bytes,3,opt,name=drain_time,json=drainTime,proto3" json:"drain_time,omitempty"`
+	DrainTime *durationpb.Duration `protobuf:"bytes,3,opt,name=drain_time,json=drainTime,proto3" json:"drain_time,omitempty"`
+	// KeepStoredIDs is how long it is known which channel made a response, so that
+	// requests that continue it go there; default 168h, 24h to 2160h.
+	KeepStoredIds *durationpb.Duration `protobuf:"bytes,4,opt,name=keep_stored_ids,json=keepStoredIds,proto3" json:"keep_stored_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -452,6 +463,13 @@ func (x *Limits) GetLease() *durationpb.Duration {
 func (x *Limits) GetDrainTime() *durationpb.Duration {
 	if x != nil {
 		return x.DrainTime
+	}
+	return nil
+}
+
+func (x *Limits) GetKeepStoredIds() *durationpb.Duration {
+	if x != nil {
+		return x.KeepStoredIds
 	}
 	return nil
 }
@@ -588,7 +606,11 @@ type Channel struct {
 	// again) or "leave" for providers that refuse stream_options.
 	StreamUsage string `protobuf:"bytes,10,opt,name=stream_usage,json=streamUsage,proto3" json:"stream_usage,omitempty"`
 	// Cooldown is "obey" or "observe"; default is the region's cooldown.mode.
-	Cooldown      string `protobuf:"bytes,11,opt,name=cooldown,proto3" json:"cooldown,omitempty"`
+	Cooldown string `protobuf:"bytes,11,opt,name=cooldown,proto3" json:"cooldown,omitempty"`
+	// Cost is what the provider charges here relative to the other channels of a
+	// model, as a decimal above 0 and up to 1000 ("0.8"); default 1. It steers
+	// routing only; what clients pay is the model's price.
+	Cost          string `protobuf:"bytes,12,opt,name=cost,proto3" json:"cost,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -700,6 +722,13 @@ func (x *Channel) GetCooldown() string {
 	return ""
 }
 
+func (x *Channel) GetCost() string {
+	if x != nil {
+		return x.Cost
+	}
+	return ""
+}
+
 // ChannelModel says under which name a channel serves a model.
 type ChannelModel struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -774,7 +803,23 @@ type Model struct {
 	// Class groups models whose limits a provider counts together: a channel
 	// cools for all models of one class, and goes on serving the others. Any text
 	// without "*"; default is the model's name.
-	Class         string `protobuf:"bytes,6,opt,name=class,proto3" json:"class,omitempty"`
+	Class string `protobuf:"bytes,6,opt,name=class,proto3" json:"class,omitempty"`
+	// Strategy orders the channels of one priority: "weighted" (default),
+	// "priority", "latency", "cost" or "sticky".
+	Strategy string `protobuf:"bytes,7,opt,name=strategy,proto3" json:"strategy,omitempty"`
+	// Fallbacks are models, up to 3, whose channels follow behind the model's own
+	// where the key may use them. The answer names the one that served in the
+	// header x-keyway-model, and its price is paid. A fallback's own fallbacks do
+	// not count.
+	Fallbacks []string `protobuf:"bytes,8,rep,name=fallbacks,proto3" json:"fallbacks,omitempty"`
+	// State is "active" (default), "preview", which serves only keys that name the
+	// model in full, or "deprecated", which says in each answer that it will end.
+	State string `protobuf:"bytes,9,opt,name=state,proto3" json:"state,omitempty"`
+	// Sunset is the day on which a deprecated model ends, "2027-03-31"; sent as the
+	// header sunset.
+	Sunset string `protobuf:"bytes,10,opt,name=sunset,proto3" json:"sunset,omitempty"`
+	// Notice is what a deprecated model tells in the header x-keyway-notice.
+	Notice        string `protobuf:"bytes,11,opt,name=notice,proto3" json:"notice,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -851,6 +896,114 @@ func (x *Model) GetClass() string {
 	return ""
 }
 
+func (x *Model) GetStrategy() string {
+	if x != nil {
+		return x.Strategy
+	}
+	return ""
+}
+
+func (x *Model) GetFallbacks() []string {
+	if x != nil {
+		return x.Fallbacks
+	}
+	return nil
+}
+
+func (x *Model) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Model) GetSunset() string {
+	if x != nil {
+		return x.Sunset
+	}
+	return ""
+}
+
+func (x *Model) GetNotice() string {
+	if x != nil {
+		return x.Notice
+	}
+	return ""
+}
+
+// Alias is another name for a model. Clients may send it; what counts for keys,
+// limits and prices is the model behind it.
+type Alias struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Model string                 `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
+	// Canary is a model that serves percent of the identities instead, always the
+	// same ones.
+	Canary string `protobuf:"bytes,3,opt,name=canary,proto3" json:"canary,omitempty"`
+	// Percent is 1 to 99 where there is a canary.
+	Percent       uint32 `protobuf:"varint,4,opt,name=percent,proto3" json:"percent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Alias) Reset() {
+	*x = Alias{}
+	mi := &file_keyway_v1_config_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Alias) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Alias) ProtoMessage() {}
+
+func (x *Alias) ProtoReflect() protoreflect.Message {
+	mi := &file_keyway_v1_config_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Alias.ProtoReflect.Descriptor instead.
+func (*Alias) Descriptor() ([]byte, []int) {
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Alias) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Alias) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *Alias) GetCanary() string {
+	if x != nil {
+		return x.Canary
+	}
+	return ""
+}
+
+func (x *Alias) GetPercent() uint32 {
+	if x != nil {
+		return x.Percent
+	}
+	return 0
+}
+
 // Price is one version of a model's rates, as decimals in currency per million
 // tokens ("2.50"). A part whose rate is left out has the rate of its parent.
 type Price struct {
@@ -885,7 +1038,7 @@ type Price struct {
 
 func (x *Price) Reset() {
 	*x = Price{}
-	mi := &file_keyway_v1_config_proto_msgTypes[10]
+	mi := &file_keyway_v1_config_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -897,7 +1050,7 @@ func (x *Price) String() string {
 func (*Price) ProtoMessage() {}
 
 func (x *Price) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[10]
+	mi := &file_keyway_v1_config_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -910,7 +1063,7 @@ func (x *Price) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Price.ProtoReflect.Descriptor instead.
 func (*Price) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{10}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Price) GetVersion() string {
@@ -1040,7 +1193,7 @@ type ToolPrice struct {
 
 func (x *ToolPrice) Reset() {
 	*x = ToolPrice{}
-	mi := &file_keyway_v1_config_proto_msgTypes[11]
+	mi := &file_keyway_v1_config_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1052,7 +1205,7 @@ func (x *ToolPrice) String() string {
 func (*ToolPrice) ProtoMessage() {}
 
 func (x *ToolPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[11]
+	mi := &file_keyway_v1_config_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1065,7 +1218,7 @@ func (x *ToolPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolPrice.ProtoReflect.Descriptor instead.
 func (*ToolPrice) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{11}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ToolPrice) GetTool() string {
@@ -1102,7 +1255,7 @@ type TierPrice struct {
 
 func (x *TierPrice) Reset() {
 	*x = TierPrice{}
-	mi := &file_keyway_v1_config_proto_msgTypes[12]
+	mi := &file_keyway_v1_config_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1114,7 +1267,7 @@ func (x *TierPrice) String() string {
 func (*TierPrice) ProtoMessage() {}
 
 func (x *TierPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[12]
+	mi := &file_keyway_v1_config_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1127,7 +1280,7 @@ func (x *TierPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierPrice.ProtoReflect.Descriptor instead.
 func (*TierPrice) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{12}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TierPrice) GetTier() string {
@@ -1170,7 +1323,7 @@ type PriceStep struct {
 
 func (x *PriceStep) Reset() {
 	*x = PriceStep{}
-	mi := &file_keyway_v1_config_proto_msgTypes[13]
+	mi := &file_keyway_v1_config_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1182,7 +1335,7 @@ func (x *PriceStep) String() string {
 func (*PriceStep) ProtoMessage() {}
 
 func (x *PriceStep) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[13]
+	mi := &file_keyway_v1_config_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1195,7 +1348,7 @@ func (x *PriceStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PriceStep.ProtoReflect.Descriptor instead.
 func (*PriceStep) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{13}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PriceStep) GetAbove() int64 {
@@ -1336,7 +1489,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_keyway_v1_config_proto_msgTypes[14]
+	mi := &file_keyway_v1_config_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1348,7 +1501,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[14]
+	mi := &file_keyway_v1_config_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1361,7 +1514,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{14}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Policy) GetName() string {
@@ -1489,7 +1642,7 @@ type ModelPolicy struct {
 
 func (x *ModelPolicy) Reset() {
 	*x = ModelPolicy{}
-	mi := &file_keyway_v1_config_proto_msgTypes[15]
+	mi := &file_keyway_v1_config_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1501,7 +1654,7 @@ func (x *ModelPolicy) String() string {
 func (*ModelPolicy) ProtoMessage() {}
 
 func (x *ModelPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[15]
+	mi := &file_keyway_v1_config_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1514,7 +1667,7 @@ func (x *ModelPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelPolicy.ProtoReflect.Descriptor instead.
 func (*ModelPolicy) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{15}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ModelPolicy) GetName() string {
@@ -1598,7 +1751,7 @@ type Ceiling struct {
 
 func (x *Ceiling) Reset() {
 	*x = Ceiling{}
-	mi := &file_keyway_v1_config_proto_msgTypes[16]
+	mi := &file_keyway_v1_config_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1610,7 +1763,7 @@ func (x *Ceiling) String() string {
 func (*Ceiling) ProtoMessage() {}
 
 func (x *Ceiling) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[16]
+	mi := &file_keyway_v1_config_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1623,7 +1776,7 @@ func (x *Ceiling) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ceiling.ProtoReflect.Descriptor instead.
 func (*Ceiling) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{16}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Ceiling) GetRpm() int64 {
@@ -1680,7 +1833,7 @@ type Identity struct {
 
 func (x *Identity) Reset() {
 	*x = Identity{}
-	mi := &file_keyway_v1_config_proto_msgTypes[17]
+	mi := &file_keyway_v1_config_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1692,7 +1845,7 @@ func (x *Identity) String() string {
 func (*Identity) ProtoMessage() {}
 
 func (x *Identity) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[17]
+	mi := &file_keyway_v1_config_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1705,7 +1858,7 @@ func (x *Identity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Identity.ProtoReflect.Descriptor instead.
 func (*Identity) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{17}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Identity) GetId() string {
@@ -1743,7 +1896,7 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\x16keyway/v1/config.proto\x12\tkeyway.v1\x1a\x1egoogle/protobuf/duration.proto\"S\n" +
 	"\fRegionConfig\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x03R\aversion\x12)\n" +
-	"\x06config\x18\x02 \x01(\v2\x11.keyway.v1.ConfigR\x06config\"\xcc\x03\n" +
+	"\x06config\x18\x02 \x01(\v2\x11.keyway.v1.ConfigR\x06config\"\xf8\x03\n" +
 	"\x06Config\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\tR\x06region\x12/\n" +
 	"\blistener\x18\x02 \x01(\v2\x13.keyway.v1.ListenerR\blistener\x12)\n" +
@@ -1757,7 +1910,8 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"identities\x12,\n" +
 	"\aceiling\x18\t \x01(\v2\x12.keyway.v1.CeilingR\aceiling\x12/\n" +
 	"\bcooldown\x18\n" +
-	" \x01(\v2\x13.keyway.v1.CooldownR\bcooldown\"\xa9\x01\n" +
+	" \x01(\v2\x13.keyway.v1.CooldownR\bcooldown\x12*\n" +
+	"\aaliases\x18\v \x03(\v2\x10.keyway.v1.AliasR\aaliases\"\xa9\x01\n" +
 	"\bCooldown\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12/\n" +
 	"\x05first\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05first\x12+\n" +
@@ -1769,12 +1923,13 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\x03tls\x18\x03 \x01(\v2\x0e.keyway.v1.TLSR\x03tls\"=\n" +
 	"\x03TLS\x12\x1b\n" +
 	"\tcert_file\x18\x01 \x01(\tR\bcertFile\x12\x19\n" +
-	"\bkey_file\x18\x02 \x01(\tR\akeyFile\"\x9f\x01\n" +
+	"\bkey_file\x18\x02 \x01(\tR\akeyFile\"\xe2\x01\n" +
 	"\x06Limits\x12*\n" +
 	"\x11max_request_bytes\x18\x01 \x01(\x04R\x0fmaxRequestBytes\x12/\n" +
 	"\x05lease\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05lease\x128\n" +
 	"\n" +
-	"drain_time\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\tdrainTime\"\xb8\x02\n" +
+	"drain_time\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\tdrainTime\x12A\n" +
+	"\x0fkeep_stored_ids\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\rkeepStoredIds\"\xb8\x02\n" +
 	"\bProvider\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bdialects\x18\x02 \x03(\tR\bdialects\x12\x19\n" +
@@ -1783,7 +1938,7 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\x0fconnect_timeout\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x0econnectTimeout\x12\x17\n" +
 	"\aca_file\x18\x06 \x01(\tR\x06caFile\x12\x12\n" +
 	"\x04http\x18\a \x01(\tR\x04http\x12+\n" +
-	"\x11anthropic_version\x18\b \x01(\tR\x10anthropicVersion\"\xc9\x02\n" +
+	"\x11anthropic_version\x18\b \x01(\tR\x10anthropicVersion\"\xdd\x02\n" +
 	"\aChannel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bprovider\x18\x02 \x01(\tR\bprovider\x12\x16\n" +
@@ -1796,10 +1951,11 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\aproject\x18\t \x01(\tR\aproject\x12!\n" +
 	"\fstream_usage\x18\n" +
 	" \x01(\tR\vstreamUsage\x12\x1a\n" +
-	"\bcooldown\x18\v \x01(\tR\bcooldown\">\n" +
+	"\bcooldown\x18\v \x01(\tR\bcooldown\x12\x12\n" +
+	"\x04cost\x18\f \x01(\tR\x04cost\">\n" +
 	"\fChannelModel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
-	"\bupstream\x18\x02 \x01(\tR\bupstream\"\xd1\x01\n" +
+	"\bupstream\x18\x02 \x01(\tR\bupstream\"\xd1\x02\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12%\n" +
 	"\x0econtext_window\x18\x02 \x01(\x03R\rcontextWindow\x12\x1d\n" +
@@ -1807,7 +1963,18 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"max_output\x18\x03 \x01(\x03R\tmaxOutput\x12(\n" +
 	"\x06prices\x18\x04 \x03(\v2\x10.keyway.v1.PriceR\x06prices\x12.\n" +
 	"\x13hidden_prompt_floor\x18\x05 \x01(\x03R\x11hiddenPromptFloor\x12\x14\n" +
-	"\x05class\x18\x06 \x01(\tR\x05class\"\xaf\x04\n" +
+	"\x05class\x18\x06 \x01(\tR\x05class\x12\x1a\n" +
+	"\bstrategy\x18\a \x01(\tR\bstrategy\x12\x1c\n" +
+	"\tfallbacks\x18\b \x03(\tR\tfallbacks\x12\x14\n" +
+	"\x05state\x18\t \x01(\tR\x05state\x12\x16\n" +
+	"\x06sunset\x18\n" +
+	" \x01(\tR\x06sunset\x12\x16\n" +
+	"\x06notice\x18\v \x01(\tR\x06notice\"c\n" +
+	"\x05Alias\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05model\x18\x02 \x01(\tR\x05model\x12\x16\n" +
+	"\x06canary\x18\x03 \x01(\tR\x06canary\x12\x18\n" +
+	"\apercent\x18\x04 \x01(\rR\apercent\"\xaf\x04\n" +
 	"\x05Price\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x14\n" +
 	"\x05input\x18\x02 \x01(\tR\x05input\x12\x1d\n" +
@@ -1914,7 +2081,7 @@ func file_keyway_v1_config_proto_rawDescGZIP() []byte {
 	return file_keyway_v1_config_proto_rawDescData
 }
 
-var file_keyway_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_keyway_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_keyway_v1_config_proto_goTypes = []any{
 	(*RegionConfig)(nil),        // 0: keyway.v1.RegionConfig
 	(*Config)(nil),              // 1: keyway.v1.Config
@@ -1926,15 +2093,16 @@ var file_keyway_v1_config_proto_goTypes = []any{
 	(*Channel)(nil),             // 7: keyway.v1.Channel
 	(*ChannelModel)(nil),        // 8: keyway.v1.ChannelModel
 	(*Model)(nil),               // 9: keyway.v1.Model
-	(*Price)(nil),               // 10: keyway.v1.Price
-	(*ToolPrice)(nil),           // 11: keyway.v1.ToolPrice
-	(*TierPrice)(nil),           // 12: keyway.v1.TierPrice
-	(*PriceStep)(nil),           // 13: keyway.v1.PriceStep
-	(*Policy)(nil),              // 14: keyway.v1.Policy
-	(*ModelPolicy)(nil),         // 15: keyway.v1.ModelPolicy
-	(*Ceiling)(nil),             // 16: keyway.v1.Ceiling
-	(*Identity)(nil),            // 17: keyway.v1.Identity
-	(*durationpb.Duration)(nil), // 18: google.protobuf.Duration
+	(*Alias)(nil),               // 10: keyway.v1.Alias
+	(*Price)(nil),               // 11: keyway.v1.Price
+	(*ToolPrice)(nil),           // 12: keyway.v1.ToolPrice
+	(*TierPrice)(nil),           // 13: keyway.v1.TierPrice
+	(*PriceStep)(nil),           // 14: keyway.v1.PriceStep
+	(*Policy)(nil),              // 15: keyway.v1.Policy
+	(*ModelPolicy)(nil),         // 16: keyway.v1.ModelPolicy
+	(*Ceiling)(nil),             // 17: keyway.v1.Ceiling
+	(*Identity)(nil),            // 18: keyway.v1.Identity
+	(*durationpb.Duration)(nil), // 19: google.protobuf.Duration
 }
 var file_keyway_v1_config_proto_depIdxs = []int32{
 	1,  // 0: keyway.v1.RegionConfig.config:type_name -> keyway.v1.Config
@@ -1943,30 +2111,32 @@ var file_keyway_v1_config_proto_depIdxs = []int32{
 	6,  // 3: keyway.v1.Config.providers:type_name -> keyway.v1.Provider
 	7,  // 4: keyway.v1.Config.channels:type_name -> keyway.v1.Channel
 	9,  // 5: keyway.v1.Config.models:type_name -> keyway.v1.Model
-	14, // 6: keyway.v1.Config.policies:type_name -> keyway.v1.Policy
-	17, // 7: keyway.v1.Config.identities:type_name -> keyway.v1.Identity
-	16, // 8: keyway.v1.Config.ceiling:type_name -> keyway.v1.Ceiling
+	15, // 6: keyway.v1.Config.policies:type_name -> keyway.v1.Policy
+	18, // 7: keyway.v1.Config.identities:type_name -> keyway.v1.Identity
+	17, // 8: keyway.v1.Config.ceiling:type_name -> keyway.v1.Ceiling
 	2,  // 9: keyway.v1.Config.cooldown:type_name -> keyway.v1.Cooldown
-	18, // 10: keyway.v1.Cooldown.first:type_name -> google.protobuf.Duration
-	18, // 11: keyway.v1.Cooldown.min:type_name -> google.protobuf.Duration
-	18, // 12: keyway.v1.Cooldown.max:type_name -> google.protobuf.Duration
-	4,  // 13: keyway.v1.Listener.tls:type_name -> keyway.v1.TLS
-	18, // 14: keyway.v1.Limits.lease:type_name -> google.protobuf.Duration
-	18, // 15: keyway.v1.Limits.drain_time:type_name -> google.protobuf.Duration
-	18, // 16: keyway.v1.Provider.first_byte_limit:type_name -> google.protobuf.Duration
-	18, // 17: keyway.v1.Provider.connect_timeout:type_name -> google.protobuf.Duration
-	8,  // 18: keyway.v1.Channel.models:type_name -> keyway.v1.ChannelModel
-	10, // 19: keyway.v1.Model.prices:type_name -> keyway.v1.Price
-	11, // 20: keyway.v1.Price.tools:type_name -> keyway.v1.ToolPrice
-	12, // 21: keyway.v1.Price.tiers:type_name -> keyway.v1.TierPrice
-	13, // 22: keyway.v1.Price.steps:type_name -> keyway.v1.PriceStep
-	15, // 23: keyway.v1.Policy.models:type_name -> keyway.v1.ModelPolicy
-	18, // 24: keyway.v1.Policy.open_window:type_name -> google.protobuf.Duration
-	25, // [25:25] is the sub-list for method output_type
-	25, // [25:25] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	10, // 10: keyway.v1.Config.aliases:type_name -> keyway.v1.Alias
+	19, // 11: keyway.v1.Cooldown.first:type_name -> google.protobuf.Duration
+	19, // 12: keyway.v1.Cooldown.min:type_name -> google.protobuf.Duration
+	19, // 13: keyway.v1.Cooldown.max:type_name -> google.protobuf.Duration
+	4,  // 14: keyway.v1.Listener.tls:type_name -> keyway.v1.TLS
+	19, // 15: keyway.v1.Limits.lease:type_name -> google.protobuf.Duration
+	19, // 16: keyway.v1.Limits.drain_time:type_name -> google.protobuf.Duration
+	19, // 17: keyway.v1.Limits.keep_stored_ids:type_name -> google.protobuf.Duration
+	19, // 18: keyway.v1.Provider.first_byte_limit:type_name -> google.protobuf.Duration
+	19, // 19: keyway.v1.Provider.connect_timeout:type_name -> google.protobuf.Duration
+	8,  // 20: keyway.v1.Channel.models:type_name -> keyway.v1.ChannelModel
+	11, // 21: keyway.v1.Model.prices:type_name -> keyway.v1.Price
+	12, // 22: keyway.v1.Price.tools:type_name -> keyway.v1.ToolPrice
+	13, // 23: keyway.v1.Price.tiers:type_name -> keyway.v1.TierPrice
+	14, // 24: keyway.v1.Price.steps:type_name -> keyway.v1.PriceStep
+	16, // 25: keyway.v1.Policy.models:type_name -> keyway.v1.ModelPolicy
+	19, // 26: keyway.v1.Policy.open_window:type_name -> google.protobuf.Duration
+	27, // [27:27] is the sub-list for method output_type
+	27, // [27:27] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_keyway_v1_config_proto_init() }
@@ -1980,7 +2150,7 @@ func file_keyway_v1_config_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keyway_v1_config_proto_rawDesc), len(file_keyway_v1_config_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   18,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

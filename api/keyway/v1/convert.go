@@ -31,6 +31,8 @@ func DecisionToProto(d domain.Decision) *Decision {
 		FirstByteLimitMs: d.FirstByteLimit.Milliseconds(),
 		PromptEstimate:   d.PromptEstimate,
 		ContentClass:     string(d.Class),
+		Asked:            text(d.Asked),
+		Route:            convert(d.Route, standingToProto),
 	}
 }
 
@@ -57,6 +59,8 @@ func DecisionFromProto(p *Decision) domain.Decision {
 		FirstByteLimit: time.Duration(p.GetFirstByteLimitMs()) * time.Millisecond,
 		PromptEstimate: p.GetPromptEstimate(),
 		Class:          domain.ContentClass(p.GetContentClass()),
+		Asked:          p.GetAsked(),
+		Route:          convert(p.GetRoute(), standingFromProto),
 	}
 }
 
@@ -171,7 +175,7 @@ func holdFromProto(p *Hold) domain.Hold {
 }
 
 func candidateToProto(c domain.Candidate) *Candidate {
-	return &Candidate{
+	p := &Candidate{
 		Channel:       c.Channel,
 		UpstreamModel: c.UpstreamModel,
 		Slots:         c.Slots,
@@ -179,11 +183,16 @@ func candidateToProto(c domain.Candidate) *Candidate {
 		Class:         text(c.Class),
 		Account:       c.Account,
 		Trial:         c.Trial,
+		Model:         text(c.Model),
 	}
+	if c.Price != nil {
+		p.Rates = ratesToProto(*c.Price)
+	}
+	return p
 }
 
 func candidateFromProto(p *Candidate) domain.Candidate {
-	return domain.Candidate{
+	c := domain.Candidate{
 		Channel:       p.GetChannel(),
 		UpstreamModel: p.GetUpstreamModel(),
 		Slots:         p.GetSlots(),
@@ -191,7 +200,21 @@ func candidateFromProto(p *Candidate) domain.Candidate {
 		Class:         p.GetClass(),
 		Account:       p.GetAccount(),
 		Trial:         p.GetTrial(),
+		Model:         p.GetModel(),
 	}
+	if p.GetRates() != nil {
+		price := ratesFromProto(p.GetRates())
+		c.Price = &price
+	}
+	return c
+}
+
+func standingToProto(s domain.Standing) *Standing {
+	return &Standing{Channel: s.Channel, Model: text(s.Model), Score: s.Score, LeftOut: s.LeftOut, Note: s.Note}
+}
+
+func standingFromProto(p *Standing) domain.Standing {
+	return domain.Standing{Channel: p.GetChannel(), Model: p.GetModel(), Score: p.GetScore(), LeftOut: p.GetLeftOut(), Note: p.GetNote()}
 }
 
 func patchToProto(p domain.Patch) *Patch {

@@ -42,6 +42,11 @@ func fill(v reflect.Value, n *int64) {
 		v.SetString("s" + string(rune('a'+*n%26)))
 	case reflect.Bool:
 		v.SetBool(true)
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(v.Elem(), n)
+	case reflect.Float64:
+		v.SetFloat(float64(*n) / 8)
 	case reflect.Uint8:
 		v.SetUint(uint64(*n % 200))
 	default:

@@ -50,8 +50,12 @@ type Decision struct {
 	// text, code, cjk or media; "" when nothing is learned from it.
 	PromptEstimate int64  `protobuf:"varint,18,opt,name=prompt_estimate,json=promptEstimate,proto3" json:"prompt_estimate,omitempty"`
 	ContentClass   string `protobuf:"bytes,19,opt,name=content_class,json=contentClass,proto3" json:"content_class,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The name that the client sent, where that is an alias.
+	Asked string `protobuf:"bytes,20,opt,name=asked,proto3" json:"asked,omitempty"`
+	// How the channels stood; kept in the store, and not sent through Envoy.
+	Route         []*Standing `protobuf:"bytes,21,rep,name=route,proto3" json:"route,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Decision) Reset() {
@@ -217,6 +221,99 @@ func (x *Decision) GetContentClass() string {
 	return ""
 }
 
+func (x *Decision) GetAsked() string {
+	if x != nil {
+		return x.Asked
+	}
+	return ""
+}
+
+func (x *Decision) GetRoute() []*Standing {
+	if x != nil {
+		return x.Route
+	}
+	return nil
+}
+
+// Standing is one channel as it stood when a request was routed.
+type Standing struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Channel string                 `protobuf:"bytes,1,opt,name=channel,proto3" json:"channel,omitempty"`
+	Model   string                 `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
+	Score   float64                `protobuf:"fixed64,3,opt,name=score,proto3" json:"score,omitempty"`
+	// Why the request could not go there; "" for a candidate.
+	LeftOut string `protobuf:"bytes,4,opt,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
+	// Why it stands behind others in spite of its score.
+	Note          string `protobuf:"bytes,5,opt,name=note,proto3" json:"note,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Standing) Reset() {
+	*x = Standing{}
+	mi := &file_keyway_v1_record_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Standing) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Standing) ProtoMessage() {}
+
+func (x *Standing) ProtoReflect() protoreflect.Message {
+	mi := &file_keyway_v1_record_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Standing.ProtoReflect.Descriptor instead.
+func (*Standing) Descriptor() ([]byte, []int) {
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Standing) GetChannel() string {
+	if x != nil {
+		return x.Channel
+	}
+	return ""
+}
+
+func (x *Standing) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *Standing) GetScore() float64 {
+	if x != nil {
+		return x.Score
+	}
+	return 0
+}
+
+func (x *Standing) GetLeftOut() string {
+	if x != nil {
+		return x.LeftOut
+	}
+	return ""
+}
+
+func (x *Standing) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
 // Rates is the price version of the admission, in micro-units per million tokens.
 type Rates struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -237,7 +334,7 @@ type Rates struct {
 
 func (x *Rates) Reset() {
 	*x = Rates{}
-	mi := &file_keyway_v1_record_proto_msgTypes[1]
+	mi := &file_keyway_v1_record_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -249,7 +346,7 @@ func (x *Rates) String() string {
 func (*Rates) ProtoMessage() {}
 
 func (x *Rates) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_record_proto_msgTypes[1]
+	mi := &file_keyway_v1_record_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -262,7 +359,7 @@ func (x *Rates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rates.ProtoReflect.Descriptor instead.
 func (*Rates) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_record_proto_rawDescGZIP(), []int{1}
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Rates) GetVersion() string {
@@ -346,7 +443,7 @@ type PartRate struct {
 
 func (x *PartRate) Reset() {
 	*x = PartRate{}
-	mi := &file_keyway_v1_record_proto_msgTypes[2]
+	mi := &file_keyway_v1_record_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -358,7 +455,7 @@ func (x *PartRate) String() string {
 func (*PartRate) ProtoMessage() {}
 
 func (x *PartRate) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_record_proto_msgTypes[2]
+	mi := &file_keyway_v1_record_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -371,7 +468,7 @@ func (x *PartRate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartRate.ProtoReflect.Descriptor instead.
 func (*PartRate) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_record_proto_rawDescGZIP(), []int{2}
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *PartRate) GetPart() int32 {
@@ -403,7 +500,7 @@ type RateStep struct {
 
 func (x *RateStep) Reset() {
 	*x = RateStep{}
-	mi := &file_keyway_v1_record_proto_msgTypes[3]
+	mi := &file_keyway_v1_record_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -415,7 +512,7 @@ func (x *RateStep) String() string {
 func (*RateStep) ProtoMessage() {}
 
 func (x *RateStep) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_record_proto_msgTypes[3]
+	mi := &file_keyway_v1_record_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -428,7 +525,7 @@ func (x *RateStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RateStep.ProtoReflect.Descriptor instead.
 func (*RateStep) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_record_proto_rawDescGZIP(), []int{3}
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RateStep) GetAbove() int64 {
@@ -484,7 +581,7 @@ type ToolRate struct {
 
 func (x *ToolRate) Reset() {
 	*x = ToolRate{}
-	mi := &file_keyway_v1_record_proto_msgTypes[4]
+	mi := &file_keyway_v1_record_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -496,7 +593,7 @@ func (x *ToolRate) String() string {
 func (*ToolRate) ProtoMessage() {}
 
 func (x *ToolRate) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_record_proto_msgTypes[4]
+	mi := &file_keyway_v1_record_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -509,7 +606,7 @@ func (x *ToolRate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolRate.ProtoReflect.Descriptor instead.
 func (*ToolRate) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_record_proto_rawDescGZIP(), []int{4}
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ToolRate) GetTool() int32 {
@@ -537,7 +634,7 @@ type TierFactor struct {
 
 func (x *TierFactor) Reset() {
 	*x = TierFactor{}
-	mi := &file_keyway_v1_record_proto_msgTypes[5]
+	mi := &file_keyway_v1_record_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -549,7 +646,7 @@ func (x *TierFactor) String() string {
 func (*TierFactor) ProtoMessage() {}
 
 func (x *TierFactor) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_record_proto_msgTypes[5]
+	mi := &file_keyway_v1_record_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -562,7 +659,7 @@ func (x *TierFactor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierFactor.ProtoReflect.Descriptor instead.
 func (*TierFactor) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_record_proto_rawDescGZIP(), []int{5}
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *TierFactor) GetTier() string {
@@ -595,7 +692,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_keyway_v1_record_proto_msgTypes[6]
+	mi := &file_keyway_v1_record_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -607,7 +704,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_record_proto_msgTypes[6]
+	mi := &file_keyway_v1_record_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -620,7 +717,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_record_proto_rawDescGZIP(), []int{6}
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Hold) GetKind() string {
@@ -676,14 +773,18 @@ type Candidate struct {
 	Class   string `protobuf:"bytes,5,opt,name=class,proto3" json:"class,omitempty"`
 	Account string `protobuf:"bytes,6,opt,name=account,proto3" json:"account,omitempty"`
 	// The attempt decides whether the channel is usable again.
-	Trial         bool `protobuf:"varint,7,opt,name=trial,proto3" json:"trial,omitempty"`
+	Trial bool `protobuf:"varint,7,opt,name=trial,proto3" json:"trial,omitempty"`
+	// The model that is dispatched here and its price, where they are not those
+	// of the decision.
+	Model         string `protobuf:"bytes,8,opt,name=model,proto3" json:"model,omitempty"`
+	Rates         *Rates `protobuf:"bytes,9,opt,name=rates,proto3" json:"rates,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_keyway_v1_record_proto_msgTypes[7]
+	mi := &file_keyway_v1_record_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -695,7 +796,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_record_proto_msgTypes[7]
+	mi := &file_keyway_v1_record_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -708,7 +809,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_record_proto_rawDescGZIP(), []int{7}
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Candidate) GetChannel() string {
@@ -760,6 +861,20 @@ func (x *Candidate) GetTrial() bool {
 	return false
 }
 
+func (x *Candidate) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *Candidate) GetRates() *Rates {
+	if x != nil {
+		return x.Rates
+	}
+	return nil
+}
+
 // Patch is one edit of the client's body.
 type Patch struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -772,7 +887,7 @@ type Patch struct {
 
 func (x *Patch) Reset() {
 	*x = Patch{}
-	mi := &file_keyway_v1_record_proto_msgTypes[8]
+	mi := &file_keyway_v1_record_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -784,7 +899,7 @@ func (x *Patch) String() string {
 func (*Patch) ProtoMessage() {}
 
 func (x *Patch) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_record_proto_msgTypes[8]
+	mi := &file_keyway_v1_record_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -797,7 +912,7 @@ func (x *Patch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Patch.ProtoReflect.Descriptor instead.
 func (*Patch) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_record_proto_rawDescGZIP(), []int{8}
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Patch) GetOffset() int64 {
@@ -880,7 +995,7 @@ type UsageRecord struct {
 
 func (x *UsageRecord) Reset() {
 	*x = UsageRecord{}
-	mi := &file_keyway_v1_record_proto_msgTypes[9]
+	mi := &file_keyway_v1_record_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -892,7 +1007,7 @@ func (x *UsageRecord) String() string {
 func (*UsageRecord) ProtoMessage() {}
 
 func (x *UsageRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_record_proto_msgTypes[9]
+	mi := &file_keyway_v1_record_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -905,7 +1020,7 @@ func (x *UsageRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRecord.ProtoReflect.Descriptor instead.
 func (*UsageRecord) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_record_proto_rawDescGZIP(), []int{9}
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *UsageRecord) GetRequestId() string {
@@ -1186,7 +1301,7 @@ type Attempt struct {
 
 func (x *Attempt) Reset() {
 	*x = Attempt{}
-	mi := &file_keyway_v1_record_proto_msgTypes[10]
+	mi := &file_keyway_v1_record_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1198,7 +1313,7 @@ func (x *Attempt) String() string {
 func (*Attempt) ProtoMessage() {}
 
 func (x *Attempt) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_record_proto_msgTypes[10]
+	mi := &file_keyway_v1_record_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1211,7 +1326,7 @@ func (x *Attempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attempt.ProtoReflect.Descriptor instead.
 func (*Attempt) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_record_proto_rawDescGZIP(), []int{10}
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Attempt) GetChannel() string {
@@ -1234,15 +1349,17 @@ type Settlement struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Decision *Decision              `protobuf:"bytes,1,opt,name=decision,proto3" json:"decision,omitempty"`
 	// The channel whose slot is held; "" for none.
-	Channel       string       `protobuf:"bytes,2,opt,name=channel,proto3" json:"channel,omitempty"`
-	Record        *UsageRecord `protobuf:"bytes,3,opt,name=record,proto3" json:"record,omitempty"`
+	Channel string       `protobuf:"bytes,2,opt,name=channel,proto3" json:"channel,omitempty"`
+	Record  *UsageRecord `protobuf:"bytes,3,opt,name=record,proto3" json:"record,omitempty"`
+	// What the provider keeps of it; absent where that is known already.
+	Stored        *Stored `protobuf:"bytes,4,opt,name=stored,proto3" json:"stored,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Settlement) Reset() {
 	*x = Settlement{}
-	mi := &file_keyway_v1_record_proto_msgTypes[11]
+	mi := &file_keyway_v1_record_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1254,7 +1371,7 @@ func (x *Settlement) String() string {
 func (*Settlement) ProtoMessage() {}
 
 func (x *Settlement) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_record_proto_msgTypes[11]
+	mi := &file_keyway_v1_record_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1267,7 +1384,7 @@ func (x *Settlement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Settlement.ProtoReflect.Descriptor instead.
 func (*Settlement) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_record_proto_rawDescGZIP(), []int{11}
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Settlement) GetDecision() *Decision {
@@ -1291,11 +1408,79 @@ func (x *Settlement) GetRecord() *UsageRecord {
 	return nil
 }
 
+func (x *Settlement) GetStored() *Stored {
+	if x != nil {
+		return x.Stored
+	}
+	return nil
+}
+
+// Stored says which channel made something that its provider keeps.
+type Stored struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Channel       string                 `protobuf:"bytes,2,opt,name=channel,proto3" json:"channel,omitempty"`
+	Model         string                 `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Stored) Reset() {
+	*x = Stored{}
+	mi := &file_keyway_v1_record_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Stored) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Stored) ProtoMessage() {}
+
+func (x *Stored) ProtoReflect() protoreflect.Message {
+	mi := &file_keyway_v1_record_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Stored.ProtoReflect.Descriptor instead.
+func (*Stored) Descriptor() ([]byte, []int) {
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Stored) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Stored) GetChannel() string {
+	if x != nil {
+		return x.Channel
+	}
+	return ""
+}
+
+func (x *Stored) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
 var File_keyway_v1_record_proto protoreflect.FileDescriptor
 
 const file_keyway_v1_record_proto_rawDesc = "" +
 	"\n" +
-	"\x16keyway/v1/record.proto\x12\tkeyway.v1\"\xf3\x04\n" +
+	"\x16keyway/v1/record.proto\x12\tkeyway.v1\"\xb4\x05\n" +
 	"\bDecision\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x15\n" +
@@ -1321,7 +1506,15 @@ const file_keyway_v1_record_proto_rawDesc = "" +
 	"\blease_ms\x18\x10 \x01(\x03R\aleaseMs\x12-\n" +
 	"\x13first_byte_limit_ms\x18\x11 \x01(\x03R\x10firstByteLimitMs\x12'\n" +
 	"\x0fprompt_estimate\x18\x12 \x01(\x03R\x0epromptEstimate\x12#\n" +
-	"\rcontent_class\x18\x13 \x01(\tR\fcontentClass\"\xe6\x02\n" +
+	"\rcontent_class\x18\x13 \x01(\tR\fcontentClass\x12\x14\n" +
+	"\x05asked\x18\x14 \x01(\tR\x05asked\x12)\n" +
+	"\x05route\x18\x15 \x03(\v2\x13.keyway.v1.StandingR\x05route\"\x7f\n" +
+	"\bStanding\x12\x18\n" +
+	"\achannel\x18\x01 \x01(\tR\achannel\x12\x14\n" +
+	"\x05model\x18\x02 \x01(\tR\x05model\x12\x14\n" +
+	"\x05score\x18\x03 \x01(\x01R\x05score\x12\x19\n" +
+	"\bleft_out\x18\x04 \x01(\tR\aleftOut\x12\x12\n" +
+	"\x04note\x18\x05 \x01(\tR\x04note\"\xe6\x02\n" +
 	"\x05Rates\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x14\n" +
 	"\x05input\x18\x02 \x01(\x03R\x05input\x12\x1d\n" +
@@ -1361,7 +1554,7 @@ const file_keyway_v1_record_proto_rawDesc = "" +
 	"\x02id\x18\x03 \x01(\tR\x02id\x12\x16\n" +
 	"\x06window\x18\x04 \x01(\tR\x06window\x12\x16\n" +
 	"\x06amount\x18\x05 \x01(\x03R\x06amount\x12!\n" +
-	"\fleased_limit\x18\x06 \x01(\x03R\vleasedLimit\"\xd4\x01\n" +
+	"\fleased_limit\x18\x06 \x01(\x03R\vleasedLimit\"\x92\x02\n" +
 	"\tCandidate\x12\x18\n" +
 	"\achannel\x18\x01 \x01(\tR\achannel\x12%\n" +
 	"\x0eupstream_model\x18\x02 \x01(\tR\rupstreamModel\x12\x14\n" +
@@ -1369,7 +1562,9 @@ const file_keyway_v1_record_proto_rawDesc = "" +
 	"\apatches\x18\x04 \x03(\v2\x10.keyway.v1.PatchR\apatches\x12\x14\n" +
 	"\x05class\x18\x05 \x01(\tR\x05class\x12\x18\n" +
 	"\aaccount\x18\x06 \x01(\tR\aaccount\x12\x14\n" +
-	"\x05trial\x18\a \x01(\bR\x05trial\"O\n" +
+	"\x05trial\x18\a \x01(\bR\x05trial\x12\x14\n" +
+	"\x05model\x18\b \x01(\tR\x05model\x12&\n" +
+	"\x05rates\x18\t \x01(\v2\x10.keyway.v1.RatesR\x05rates\"O\n" +
 	"\x05Patch\x12\x16\n" +
 	"\x06offset\x18\x01 \x01(\x03R\x06offset\x12\x16\n" +
 	"\x06delete\x18\x02 \x01(\x03R\x06delete\x12\x16\n" +
@@ -1422,12 +1617,17 @@ const file_keyway_v1_record_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\";\n" +
 	"\aAttempt\x12\x18\n" +
 	"\achannel\x18\x01 \x01(\tR\achannel\x12\x16\n" +
-	"\x06status\x18\x02 \x01(\x05R\x06status\"\x87\x01\n" +
+	"\x06status\x18\x02 \x01(\x05R\x06status\"\xb2\x01\n" +
 	"\n" +
 	"Settlement\x12/\n" +
 	"\bdecision\x18\x01 \x01(\v2\x13.keyway.v1.DecisionR\bdecision\x12\x18\n" +
 	"\achannel\x18\x02 \x01(\tR\achannel\x12.\n" +
-	"\x06record\x18\x03 \x01(\v2\x16.keyway.v1.UsageRecordR\x06recordB\x1fZ\x1dkeyway/api/keyway/v1;keywayv1b\x06proto3"
+	"\x06record\x18\x03 \x01(\v2\x16.keyway.v1.UsageRecordR\x06record\x12)\n" +
+	"\x06stored\x18\x04 \x01(\v2\x11.keyway.v1.StoredR\x06stored\"H\n" +
+	"\x06Stored\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\achannel\x18\x02 \x01(\tR\achannel\x12\x14\n" +
+	"\x05model\x18\x03 \x01(\tR\x05modelB\x1fZ\x1dkeyway/api/keyway/v1;keywayv1b\x06proto3"
 
 var (
 	file_keyway_v1_record_proto_rawDescOnce sync.Once
@@ -1441,41 +1641,46 @@ func file_keyway_v1_record_proto_rawDescGZIP() []byte {
 	return file_keyway_v1_record_proto_rawDescData
 }
 
-var file_keyway_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_keyway_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_keyway_v1_record_proto_goTypes = []any{
 	(*Decision)(nil),    // 0: keyway.v1.Decision
-	(*Rates)(nil),       // 1: keyway.v1.Rates
-	(*PartRate)(nil),    // 2: keyway.v1.PartRate
-	(*RateStep)(nil),    // 3: keyway.v1.RateStep
-	(*ToolRate)(nil),    // 4: keyway.v1.ToolRate
-	(*TierFactor)(nil),  // 5: keyway.v1.TierFactor
-	(*Hold)(nil),        // 6: keyway.v1.Hold
-	(*Candidate)(nil),   // 7: keyway.v1.Candidate
-	(*Patch)(nil),       // 8: keyway.v1.Patch
-	(*UsageRecord)(nil), // 9: keyway.v1.UsageRecord
-	(*Attempt)(nil),     // 10: keyway.v1.Attempt
-	(*Settlement)(nil),  // 11: keyway.v1.Settlement
-	nil,                 // 12: keyway.v1.UsageRecord.ToolCallsEntry
+	(*Standing)(nil),    // 1: keyway.v1.Standing
+	(*Rates)(nil),       // 2: keyway.v1.Rates
+	(*PartRate)(nil),    // 3: keyway.v1.PartRate
+	(*RateStep)(nil),    // 4: keyway.v1.RateStep
+	(*ToolRate)(nil),    // 5: keyway.v1.ToolRate
+	(*TierFactor)(nil),  // 6: keyway.v1.TierFactor
+	(*Hold)(nil),        // 7: keyway.v1.Hold
+	(*Candidate)(nil),   // 8: keyway.v1.Candidate
+	(*Patch)(nil),       // 9: keyway.v1.Patch
+	(*UsageRecord)(nil), // 10: keyway.v1.UsageRecord
+	(*Attempt)(nil),     // 11: keyway.v1.Attempt
+	(*Settlement)(nil),  // 12: keyway.v1.Settlement
+	(*Stored)(nil),      // 13: keyway.v1.Stored
+	nil,                 // 14: keyway.v1.UsageRecord.ToolCallsEntry
 }
 var file_keyway_v1_record_proto_depIdxs = []int32{
-	1,  // 0: keyway.v1.Decision.rates:type_name -> keyway.v1.Rates
-	6,  // 1: keyway.v1.Decision.holds:type_name -> keyway.v1.Hold
-	7,  // 2: keyway.v1.Decision.candidates:type_name -> keyway.v1.Candidate
-	2,  // 3: keyway.v1.Rates.special:type_name -> keyway.v1.PartRate
-	3,  // 4: keyway.v1.Rates.steps:type_name -> keyway.v1.RateStep
-	4,  // 5: keyway.v1.Rates.tools:type_name -> keyway.v1.ToolRate
-	5,  // 6: keyway.v1.Rates.tiers:type_name -> keyway.v1.TierFactor
-	2,  // 7: keyway.v1.RateStep.special:type_name -> keyway.v1.PartRate
-	8,  // 8: keyway.v1.Candidate.patches:type_name -> keyway.v1.Patch
-	10, // 9: keyway.v1.UsageRecord.attempts:type_name -> keyway.v1.Attempt
-	12, // 10: keyway.v1.UsageRecord.tool_calls:type_name -> keyway.v1.UsageRecord.ToolCallsEntry
-	0,  // 11: keyway.v1.Settlement.decision:type_name -> keyway.v1.Decision
-	9,  // 12: keyway.v1.Settlement.record:type_name -> keyway.v1.UsageRecord
-	13, // [13:13] is the sub-list for method output_type
-	13, // [13:13] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	2,  // 0: keyway.v1.Decision.rates:type_name -> keyway.v1.Rates
+	7,  // 1: keyway.v1.Decision.holds:type_name -> keyway.v1.Hold
+	8,  // 2: keyway.v1.Decision.candidates:type_name -> keyway.v1.Candidate
+	1,  // 3: keyway.v1.Decision.route:type_name -> keyway.v1.Standing
+	3,  // 4: keyway.v1.Rates.special:type_name -> keyway.v1.PartRate
+	4,  // 5: keyway.v1.Rates.steps:type_name -> keyway.v1.RateStep
+	5,  // 6: keyway.v1.Rates.tools:type_name -> keyway.v1.ToolRate
+	6,  // 7: keyway.v1.Rates.tiers:type_name -> keyway.v1.TierFactor
+	3,  // 8: keyway.v1.RateStep.special:type_name -> keyway.v1.PartRate
+	9,  // 9: keyway.v1.Candidate.patches:type_name -> keyway.v1.Patch
+	2,  // 10: keyway.v1.Candidate.rates:type_name -> keyway.v1.Rates
+	11, // 11: keyway.v1.UsageRecord.attempts:type_name -> keyway.v1.Attempt
+	14, // 12: keyway.v1.UsageRecord.tool_calls:type_name -> keyway.v1.UsageRecord.ToolCallsEntry
+	0,  // 13: keyway.v1.Settlement.decision:type_name -> keyway.v1.Decision
+	10, // 14: keyway.v1.Settlement.record:type_name -> keyway.v1.UsageRecord
+	13, // 15: keyway.v1.Settlement.stored:type_name -> keyway.v1.Stored
+	16, // [16:16] is the sub-list for method output_type
+	16, // [16:16] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_keyway_v1_record_proto_init() }
@@ -1489,7 +1694,7 @@ func file_keyway_v1_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keyway_v1_record_proto_rawDesc), len(file_keyway_v1_record_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
