@@ -29,8 +29,14 @@ var (
 	opBudgets    = operation{"budgets", checkStore}
 	opAppend     = operation{"append", checkLedger}
 	opBudgetSums = operation{"budget_sums", checkLedger}
+	opCredits    = operation{"credits", checkLedger}
+	opCreditMark = operation{"credit_mark", checkStore}
+	opSetCredits = operation{"set_credits", checkStore}
 
-	operations = []operation{opRead, opAck, opDeadLetter, opExpired, opSettle, opStats, opBudgets, opAppend, opBudgetSums}
+	operations = []operation{
+		opRead, opAck, opDeadLetter, opExpired, opSettle, opStats, opBudgets, opAppend, opBudgetSums,
+		opCredits, opCreditMark, opSetCredits,
+	}
 )
 
 // sweepResults are the closed label set of swept, by domain.SettleResult.
@@ -55,6 +61,8 @@ type metrics struct {
 	// Used by compareBudgets.
 	drift           prometheus.Gauge
 	comparedBudgets prometheus.Gauge
+	// Used by carryCredits.
+	credits prometheus.Counter
 	// Used by all.
 	errors *prometheus.CounterVec // operation
 }
@@ -84,7 +92,9 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		drift: gauge("drift_micros",
 			"Money by which budget counters differ from the ledger, in millionths of the currency unit; anything but 0 is a fault."),
 		comparedBudgets: gauge("drift_compared_budgets", "Budgets that the last comparison with the ledger looked at."),
-		errors:          prometheus.NewCounterVec(counter("errors_total", "Calls of the store or the ledger that failed."), []string{"operation"}),
+		credits: prometheus.NewCounter(counter("credits_carried_total",
+			"Sums of what an identity has paid in that were brought to the store; some were there already.")),
+		errors: prometheus.NewCounterVec(counter("errors_total", "Calls of the store or the ledger that failed."), []string{"operation"}),
 	}
 	for _, op := range operations {
 		m.errors.WithLabelValues(op.name)
@@ -95,7 +105,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	var errs []error
 	for _, c := range []prometheus.Collector{
 		m.written, m.duplicates, m.deadLetters, m.appendTime, m.swept,
-		m.openReservations, m.outboxEntries, m.outboxAge, m.drift, m.comparedBudgets, m.errors,
+		m.openReservations, m.outboxEntries, m.outboxAge, m.drift, m.comparedBudgets, m.credits, m.errors,
 	} {
 		errs = append(errs, reg.Register(c))
 	}

@@ -56,6 +56,10 @@ type Options struct {
 	// them, compares nothing.
 	Budgets    Budgets
 	BudgetSums BudgetSums
+	// Credits and CreditStore join what was paid in, from the ledger to the store,
+	// every CreditInterval; nil, both of them, carries nothing.
+	Credits     Credits
+	CreditStore CreditStore
 	// Consumer is the stable name of this instance: after a restart under the
 	// same name it owns what it had read before.
 	Consumer   string
@@ -86,6 +90,8 @@ type Options struct {
 	// DriftInterval between two comparisons of the budgets; default 5 min. Each
 	// scans the store and sums a month of the ledger.
 	DriftInterval time.Duration
+	// CreditInterval between two looks for top-ups; default 250 ms.
+	CreditInterval time.Duration
 	// CallLimit bounds one call of the store or the ledger; default 30 s.
 	CallLimit time.Duration
 	// BackoffMin and BackoffMax bound the growing pause after a failure;
@@ -121,6 +127,7 @@ func (o *Options) setDefaults() {
 		{&o.SweepGrace, 5 * time.Second},
 		{&o.StatsInterval, 5 * time.Second},
 		{&o.DriftInterval, 5 * time.Minute},
+		{&o.CreditInterval, 250 * time.Millisecond},
 		{&o.CallLimit, 30 * time.Second},
 		{&o.BackoffMin, 100 * time.Millisecond},
 		{&o.BackoffMax, 5 * time.Second},
@@ -151,6 +158,9 @@ func (o *Options) validate() error {
 	}
 	if (o.Budgets == nil) != (o.BudgetSums == nil) {
 		errs = append(errs, errors.New("worker options Budgets and BudgetSums go together"))
+	}
+	if (o.Credits == nil) != (o.CreditStore == nil) {
+		errs = append(errs, errors.New("worker options Credits and CreditStore go together"))
 	}
 	return errors.Join(errs...)
 }
@@ -189,6 +199,9 @@ func (w *Worker) Run(ctx context.Context) error {
 	g.Go(func() error { w.watch(ctx); return nil })
 	if w.opts.Budgets != nil {
 		g.Go(func() error { w.compareBudgets(ctx); return nil })
+	}
+	if w.opts.Credits != nil {
+		g.Go(func() error { w.carryCredits(ctx); return nil })
 	}
 	g.Go(func() error { w.drain(ctx, swept); return nil })
 	return g.Wait()

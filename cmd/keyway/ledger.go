@@ -128,29 +128,29 @@ func moment(text string, now time.Time) (time.Time, error) {
 }
 
 // rowPrinter writes rows in one form.
-type rowPrinter struct {
-	row   func(ledger.Row) error
+type rowPrinter[T any] struct {
+	row   func(T) error
 	flush func() error
 }
 
-func newRowPrinter(form string, out io.Writer) (rowPrinter, error) {
+func newRowPrinter(form string, out io.Writer) (rowPrinter[ledger.Row], error) {
 	switch form {
 	case "json":
 		enc := json.NewEncoder(out)
-		return rowPrinter{row: func(r ledger.Row) error { return enc.Encode(r) }, flush: func() error { return nil }}, nil
+		return rowPrinter[ledger.Row]{row: func(r ledger.Row) error { return enc.Encode(r) }, flush: func() error { return nil }}, nil
 	case "csv":
 		w := csv.NewWriter(out)
 		if err := w.Write(columnNames()); err != nil {
-			return rowPrinter{}, fmt.Errorf("write header: %w", err)
+			return rowPrinter[ledger.Row]{}, fmt.Errorf("write header: %w", err)
 		}
-		return rowPrinter{
+		return rowPrinter[ledger.Row]{
 			row:   func(r ledger.Row) error { return w.Write(columnValues(r)) },
 			flush: func() error { w.Flush(); return w.Error() },
 		}, nil
 	case "table":
 		w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 		fmt.Fprintln(w, "ENDED\tREQUEST\tIDENTITY\tMODEL\tCHANNEL\tOUTCOME\tSTATUS\tINPUT\tOUTPUT\tCOST\tSOURCE")
-		return rowPrinter{
+		return rowPrinter[ledger.Row]{
 			row: func(r ledger.Row) error {
 				_, err := fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\t%s\n",
 					shortTime(r.EndedAtMs), r.RequestID, r.Identity, r.Model, r.Channel, r.Outcome, r.Status,
@@ -160,7 +160,7 @@ func newRowPrinter(form string, out io.Writer) (rowPrinter, error) {
 			flush: w.Flush,
 		}, nil
 	}
-	return rowPrinter{}, errOutput(form)
+	return rowPrinter[ledger.Row]{}, errOutput(form)
 }
 
 // column is one field of the CSV form.

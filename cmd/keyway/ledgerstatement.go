@@ -17,8 +17,9 @@ import (
 
 type statementFlags struct {
 	bookFlags
+	when                          periodFlags
 	by                            []string
-	from, to, zone, output        string
+	output                        string
 	key, identity, model, channel string
 }
 
@@ -39,9 +40,7 @@ was held against.`,
 	flags := cmd.Flags()
 	flags.StringSliceVar(&f.by, "by", []string{"identity", "model"},
 		"Dimensions of the lines, in this order: "+strings.Join(dimensionNames(), ", ")+".")
-	flags.StringVar(&f.from, "from", "", "First day, such as 2026-11-01, or month, such as 2026-11; empty begins with the ledger.")
-	flags.StringVar(&f.to, "to", "", "Last day or month, itself included; empty ends now.")
-	flags.StringVar(&f.zone, "zone", "UTC", "IANA time zone in which days begin and end.")
+	f.when.add(cmd)
 	flags.StringVar(&f.key, "key", "", "Id of the only key to count.")
 	flags.StringVar(&f.identity, "identity", "", "The only identity to count.")
 	flags.StringVar(&f.model, "model", "", "The only model to count, by the name that clients ask for.")
@@ -72,10 +71,7 @@ func runStatement(cmd *cobra.Command, f statementFlags) error {
 	}
 	query := ledger.Query{KeyID: f.key, Identity: f.identity, Model: f.model, Channel: f.channel}
 	var err error
-	if query.Zone, err = zoneOf(f.zone); err != nil {
-		return err
-	}
-	if query.Since, query.Until, err = period(f.from, f.to, query.Zone); err != nil {
+	if query.Since, query.Until, query.Zone, err = f.when.read(); err != nil {
 		return err
 	}
 	return f.with(cmd.Context(), func(book *ledger.Ledger) error {
@@ -85,6 +81,25 @@ func runStatement(cmd *cobra.Command, f statementFlags) error {
 		}
 		return printStatement(cmd.OutOrStdout(), f, lines)
 	})
+}
+
+// periodFlags are two days or months in a zone.
+type periodFlags struct{ from, to, zone string }
+
+func (f *periodFlags) add(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.from, "from", "", "First day, such as 2026-11-01, or month, such as 2026-11; empty begins with the ledger.")
+	flags.StringVar(&f.to, "to", "", "Last day or month, itself included; empty ends now.")
+	flags.StringVar(&f.zone, "zone", "UTC", "IANA time zone in which days begin and end.")
+}
+
+// read returns the first moment of the period and the first one after it.
+func (f periodFlags) read() (since, until time.Time, zone *time.Location, err error) {
+	if zone, err = zoneOf(f.zone); err != nil {
+		return since, until, nil, err
+	}
+	since, until, err = period(f.from, f.to, zone)
+	return since, until, zone, err
 }
 
 func zoneOf(name string) (*time.Location, error) {

@@ -66,7 +66,7 @@ func TestEveryCommandOfTheIssueExists(t *testing.T) {
 	for _, path := range []string{
 		"up", "authz", "extproc", "xds", "worker", "check", "bootstrap", "key create", "key list", "key disable",
 		"key enable", "key expire", "key rotate", "key delete",
-		"ledger", "ledger statement", "ledger correct", "reconcile", "health", "version", "fakeprovider", "parts",
+		"balance show", "balance list", "balance topup", "balance deduct", "ledger", "ledger statement", "ledger correct", "reconcile", "health", "version", "fakeprovider", "parts",
 	} {
 		cmd, rest, err := root.Find(strings.Fields(path))
 		require.NoError(t, err)

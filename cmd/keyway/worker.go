@@ -27,7 +27,8 @@ func newWorker() *cobra.Command {
 		Use:   "worker",
 		Short: "Run the upkeep of a region: the ledger and the sweeper.",
 		Long: `Run the worker, which does what need not be on a request's path: it carries
-settlements from the store's outbox into the ledger, each exactly once, settles
+settlements from the store's outbox into the ledger, each exactly once, and what
+prepaid identities have paid in from the ledger into the store; it settles
 reservations whose owner died, and compares the budgets' counters with the
 ledger.
 
@@ -89,7 +90,7 @@ func runWorker(cmd *cobra.Command, f workerFlags) (err error) {
 	w, err := worker.New(worker.Options{
 		Outbox: regional, Ledger: book, Reservations: regional, Stats: regional, Consumer: f.Consumer,
 		Registerer: p.registry, Logger: p.logger, Health: p.health, StopLimit: f.StopLimit, ReclaimIdle: f.Reclaim,
-		Budgets: regional, BudgetSums: book, DriftInterval: f.Drift,
+		Budgets: regional, BudgetSums: book, DriftInterval: f.Drift, Credits: book, CreditStore: regional,
 	})
 	if err != nil {
 		return err
