@@ -62,7 +62,7 @@ func TestDecisionRoundTrip(t *testing.T) {
 	)
 	fill(reflect.ValueOf(&want).Elem(), &n)
 	for i := range want.Holds {
-		want.Holds[i].Limit, want.Holds[i].Burst = 0, 0 // left out on purpose
+		want.Holds[i].Burst = 0 // left out on purpose, and so is the limit of one that is not leased
 	}
 	raw, err := proto.Marshal(keywayv1.DecisionToProto(want))
 	require.NoError(t, err)
