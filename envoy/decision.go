@@ -13,6 +13,7 @@ import (
 // EncodeDecision writes d in the form in which it crosses Envoy: protobuf in
 // unpadded URL-safe base64, which survives both metadata and gRPC headers.
 func EncodeDecision(d domain.Decision) (string, error) {
+	d.Route = nil // for people, and in the store
 	raw, err := proto.Marshal(keywayv1.DecisionToProto(d))
 	if err != nil {
 		return "", fmt.Errorf("encode decision: %w", err)

@@ -29,6 +29,7 @@ var (
 	Expired     = load("expired")
 	Calibrate   = load("calibrate")
 	Correct     = load("correct")
+	Explain     = load("explain")
 	Credit      = load("credit")
 
 	CooldownSet   = load("cooldown_set")
@@ -42,7 +43,7 @@ var (
 // All lists every script, for loading them ahead of their first use.
 func All() []*Script {
 	return []*Script{
-		Reserve, Settle, Renew, SlotAcquire, SlotRelease, Expired, Calibrate, Correct, Credit, LeaseTake,
+		Reserve, Settle, Renew, SlotAcquire, SlotRelease, Expired, Calibrate, Correct, Explain, Credit, LeaseTake,
 		CooldownSet, CooldownRead, CooldownClaim, CooldownClear, StatLearn,
 	}
 }

@@ -81,6 +81,10 @@ func repairKey(shard int) string { return shardTag(shard) + ":repair" }
 
 func deadKey(shard int) string { return shardTag(shard) + ":dead" }
 
+func explainedKey(shard int) string { return shardTag(shard) + ":explained" }
+
+func explainedOrderKey(shard int) string { return explainedKey(shard) + ":order" }
+
 func probeKey(shard int) string { return shardTag(shard) + ":probe" }
 
 func slotKey(channel string) string {

@@ -259,7 +259,12 @@ func (s *Store) Settle(ctx context.Context, settlement domain.Settlement) (domai
 	if settlement.Channel != "" {
 		calls = append(calls, releaseCall(settlement.Channel, d.RequestID))
 	}
-	cmds := s.run(ctx, calls)
+	explain, err := explainCall(record, raw)
+	if err != nil {
+		return 0, fmt.Errorf("settle request: %w", err)
+	}
+	// Before the settlement, which forgets the decision; whatever becomes of it, the books do not care.
+	cmds := s.run(ctx, append([]call{explain}, calls...))[1:]
 	if err := firstError(cmds); err != nil {
 		return 0, fmt.Errorf("settle request: %w", err)
 	}
