@@ -55,6 +55,7 @@ func TestCase062(t *testing.T) {
 	all := s.replicas(t, s.ready.RedisURL, []string{"one", "two"})
 	fit := budgetFits(t, s, all[0])
 	secret, _ := s.key(t, "--identity", newNonce(), "--policy", "budget1000")
+	warm(t, all, secret)
 	for i := range 2 * fit {
 		assert.Equal(t, i < fit, all[i%2].admits(t, secret), "request %d of %d that fit", i+1, fit)
 	}
@@ -65,6 +66,7 @@ func TestCase062(t *testing.T) {
 func budgetFits(t *testing.T, s *stack, r replica) int64 {
 	t.Helper()
 	c := s.caller(t, newNonce(), "--policy", "budget1000")
+	warm(t, []replica{r}, c.secret)
 	require.True(t, r.admits(t, c.secret))
 	held := spentOn(t, c, "key")
 	require.Positive(t, held)

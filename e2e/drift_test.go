@@ -33,34 +33,25 @@ func TestCase050(t *testing.T) {
 		{"the client leaves", ask{model: "m", script: holdsOpen, stream: true}, true, http.StatusOK, domain.OutcomeCancelled},
 		{"the provider is too slow", ask{model: "m-slow", script: `{"delay_headers_ms":5000}`}, false, http.StatusGatewayTimeout, domain.OutcomeFailed},
 	}
-	type end struct {
-		way    string
-		status int
-	}
-	want, outcomes := map[end]int{}, map[domain.Outcome]int{}
-	for _, way := range ways {
-		want[end{way.name, way.status}] = *drifts
-		outcomes[way.outcome] += *drifts
-	}
-	var mu sync.Mutex
-	seen := map[end]int{}
 	inParallel(48, *drifts*len(ways), func(i int) {
 		way := ways[i%len(ways)]
 		l, err := c.open(t.Context(), way.ask)
 		if !assert.NoError(t, err, way.name) {
 			return
 		}
+		var body string
 		if way.quit {
 			l.quit()
 		} else {
-			_, err := l.rest()
+			body, err = l.rest()
 			assert.NoError(t, err, way.name)
 		}
-		mu.Lock()
-		defer mu.Unlock()
-		seen[end{way.name, l.StatusCode}]++
+		assert.Equal(t, way.status, l.StatusCode, "%s: %s", way.name, body)
 	})
-	assert.Equal(t, want, seen)
+	outcomes := map[domain.Outcome]int{}
+	for _, way := range ways {
+		outcomes[way.outcome] += *drifts
+	}
 	rows := c.requireOneRowEach(t, *drifts*len(ways))
 	c.requireIdle(t)
 	assert.Equal(t, outcomes, counted(rows))

@@ -32,9 +32,7 @@ func TestManyKeysOverManyReplicas(t *testing.T) {
 		}))
 	})
 	all := s.replicas(t, s.ready.RedisURL, replicaNames)
-	for _, r := range all {
-		warm(t, []replica{r}, secrets[0])
-	}
+	warm(t, all, secrets[0])
 	served := make([]atomic.Int64, keys)
 	began := time.Now()
 	inParallel(clients, keys*tries, func(i int) {
