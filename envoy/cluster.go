@@ -227,6 +227,7 @@ func egressFilter(channel, baseURL string) *extprocv3.ExternalProcessor {
 			header(HeaderUpstream, strings.ReplaceAll(baseURL, "%", "%%")),
 			header(HeaderDecision, dynamicMetadata(MetadataNamespace, MetadataDecision)),
 			header(HeaderAttempt, "%UPSTREAM_REQUEST_ATTEMPT_COUNT%"),
+			header(HeaderAttempts, dynamicMetadata(AttemptsNamespace, MetadataAttempts)),
 		),
 		MessageTimeout:           durationpb.New(filterTimeout),
 		StatusOnError:            &typev3.HttpStatus{Code: typev3.StatusCode_ServiceUnavailable},

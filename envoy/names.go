@@ -13,7 +13,8 @@ const (
 	MetadataGroups = "priority_groups"
 
 	// AttemptsNamespace and MetadataAttempts hold what earlier attempts
-	// answered: "channel=status;" each, written by the verdict script.
+	// answered, as the verdict script notes it: the channel, "=", the status, for
+	// some a "," and details in base64, and ";".
 	AttemptsNamespace = "keyway"
 	MetadataAttempts  = "attempts"
 

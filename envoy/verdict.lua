@@ -5,27 +5,52 @@ local classes = {
   ["401"] = "auth", ["403"] = "auth", ["429"] = "rate",
   ["500"] = "server", ["502"] = "server", ["503"] = "overload", ["504"] = "server", ["529"] = "overload",
 }
-local money = { "insufficient_quota", "billing_error", "credit_balance_exhausted", "spend_limit_" }
-local largest = 32768
+-- Statuses whose body tells money, a rate and a fault of the client apart, or
+-- how long to wait.
+local telling = { ["400"] = true, ["402"] = true, ["403"] = true, ["429"] = true, ["503"] = true, ["529"] = true }
+-- Some providers say "out of money" with 400 or 402: only the body tells.
+local money = {
+  "insufficient_quota", "billing_error", "credit_balance_exhausted", "spend_limit_", "usage_limit_exceeded", "Arrearage",
+}
+-- Bounds of what is read of a body, and of what is noted of it and of headers.
+local largest, longest_body, longest_head = 32768, 1024, 1024
 
-local function note(handle, status)
-  local meta = handle:streamInfo():dynamicMetadata()
-  local seen = meta:get(namespace)
-  local before = seen and seen[key] or ""
-  meta:set(namespace, key, before .. channel .. "=" .. status .. ";")
+-- The headers that may say how long to wait, a line each.
+local function waits(headers)
+  local lines, room = {}, longest_head
+  for name, value in pairs(headers) do
+    if name:find("retry-after", 1, true) or name:find("ratelimit", 1, true) then
+      local line = name .. ": " .. value .. "\n"
+      room = room - #line
+      if room >= 0 then lines[#lines + 1] = line end
+    end
+  end
+  return table.concat(lines)
 end
 
--- Some providers say "out of money" with 400 or 402: only the body tells.
-local function out_of_money(handle, headers)
+-- The body of an error, where it is short and its length is known.
+local function text_of(handle, headers)
   local length = tonumber(headers:get("content-length") or "")
-  if length == nil or length == 0 or length > largest then return false end
+  if length == nil or length == 0 or length > largest then return "" end
   local body = handle:body()
-  if body == nil then return false end
-  local text = body:getBytes(0, body:length())
+  if body == nil then return "" end
+  return body:getBytes(0, body:length())
+end
+
+local function out_of_money(text)
   for _, word in ipairs(money) do
     if text:find(word, 1, true) then return true end
   end
   return false
+end
+
+-- Go reads what is noted, and judges by it what is wrong with the channel.
+local function note(handle, status, detail)
+  local meta = handle:streamInfo():dynamicMetadata()
+  local seen = meta:get(namespace)
+  local before = seen and seen[key] or ""
+  if detail ~= "\n" then detail = "," .. handle:base64Escape(detail) else detail = "" end
+  meta:set(namespace, key, before .. channel .. "=" .. status .. detail .. ";")
 end
 
 local function verdict(handle)
@@ -33,12 +58,13 @@ local function verdict(handle)
   local status = headers:get(":status")
   headers:remove(mark)
   if status:sub(1, 1) == "2" then return end
-  note(handle, status)
-  if headers:get("x-should-retry") == "false" then return end
+  local final = headers:get("x-should-retry") == "false"
+  local head, text = waits(headers), ""
+  if telling[status] then text = text_of(handle, headers) end
+  note(handle, status, head .. "\n" .. text:sub(1, longest_body))
+  if final then return end
   local class = classes[status]
-  if class == nil and (status == "400" or status == "402") and out_of_money(handle, headers) then
-    class = "quota"
-  end
+  if class == nil and (status == "400" or status == "402") and out_of_money(text) then class = "quota" end
   -- The header object is dead once the body was waited for.
   if class ~= nil then handle:headers():replace(mark, class) end
 end

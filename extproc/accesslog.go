@@ -102,6 +102,10 @@ func (s *Server) readEntry(raw *accesslogdatav3.HTTPAccessLogEntry) (entry logEn
 // detailsViaUpstream is Envoy's word for an answer that an upstream gave.
 const detailsViaUpstream = "via_upstream"
 
+// detailsUnanswered begins Envoy's words for an attempt that got no answer: no
+// connection, a reset before the headers, or no headers in time.
+const detailsUnanswered = "upstream_"
+
 // ended takes the word of the access log: to the watch that waits for it, or,
 // where nobody watched, to a settlement.
 func (s *Server) ended(entry logEntry) {
@@ -145,6 +149,7 @@ func (s *Server) settleEntry(entry logEntry) {
 		r.Usage = domain.Usage{InputUncached: d.PromptTokens, Output: unreadOutput(d, entry.bodyBytes)}
 	}
 	r.CostMicros = d.PriceOf(d.Last(entry.attempts)).CostMicros(r.Usage)
+	s.evidence.undecided(d.RequestID, d.Last(entry.attempts))
 	s.settle(domain.Settlement{Decision: d, Channel: d.Last(entry.attempts).Channel, Record: r})
 }
 

@@ -21,6 +21,8 @@ type egressStream struct {
 	channel  string
 	baseURL  string
 	attempt  string
+	// notes are what the verdict scripts noted of earlier attempts; see readNotes.
+	notes string
 }
 
 // processEgress answers the request headers of one attempt, and its body when
@@ -77,6 +79,10 @@ func (s *Server) planAttempt(stream extprocv3.ExternalProcessor_ProcessServer, e
 	number, err := strconv.Atoi(e.attempt)
 	if err != nil {
 		return egressPlan{}, err
+	}
+	if number > 1 {
+		// Only here is it known at once that the one before it failed.
+		s.blameEarlier(e.decision, number-1, e.notes)
 	}
 	return s.plan(stream.Context(), attempt{
 		decision: e.decision, number: number, channel: e.channel, baseURL: e.baseURL, headers: headerMap(h.GetHeaders()),

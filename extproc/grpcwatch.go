@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"strconv"
+	"strings"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -85,6 +86,7 @@ func (s *Server) responseHead(ws watchStream, attributes map[string]*structpb.St
 		}
 		if v, ok := fields.GetFields()[envoy.AttributeResponseCode]; ok {
 			a.fromUpstream = v.GetStringValue() == detailsViaUpstream
+			a.unanswered = strings.HasPrefix(v.GetStringValue(), detailsUnanswered)
 		}
 	}
 	w, plan := s.begin(ws.decision, a)

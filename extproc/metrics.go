@@ -7,11 +7,12 @@ import (
 )
 
 // metrics are what extproc counts. Labels are closed: outcome and source are
-// domain's, channel is configured, class is one of answerClass.
+// domain's, channel is configured, class is one of answerClass, reason is domain's.
 type metrics struct {
 	requests      *prometheus.CounterVec
 	settlements   *prometheus.CounterVec
 	answers       *prometheus.CounterVec
+	cooldowns     *prometheus.CounterVec
 	tokens        *prometheus.CounterVec
 	costMicros    prometheus.Counter
 	unpricedTiers prometheus.Counter
@@ -35,6 +36,10 @@ func newMetrics(r prometheus.Registerer, inFlight, journal func() float64) *metr
 			Name: "keyway_extproc_upstream_answers_total",
 			Help: "Attempts by channel and class of answer: ok, 429, 4xx, 5xx, none.",
 		}, []string{"channel", "class"}),
+		cooldowns: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "keyway_extproc_cooldowns_total",
+			Help: "Cooldowns that began or grew longer, by channel and reason: rate, overload, server, unanswered, and quota and auth, which take it out.",
+		}, []string{"channel", "reason"}),
 		tokens: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "keyway_extproc_tokens_total",
 			Help: "Tokens settled, by direction (input, output) and source (upstream, estimate).",
@@ -67,7 +72,7 @@ func newMetrics(r prometheus.Registerer, inFlight, journal func() float64) *metr
 			Help: "Settlements that neither the store nor the journal took; the sweeper ends them as abandoned.",
 		}),
 	}
-	r.MustRegister(m.requests, m.settlements, m.answers, m.tokens, m.costMicros, m.unpricedTiers, m.ttft, m.added, m.estimateRatio, m.lost,
+	r.MustRegister(m.requests, m.settlements, m.answers, m.cooldowns, m.tokens, m.costMicros, m.unpricedTiers, m.ttft, m.added, m.estimateRatio, m.lost,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "keyway_extproc_in_flight",
 			Help: "Requests whose holds this instance keeps alive.",

@@ -41,6 +41,8 @@ type Options struct {
 	Store       Store
 	Calibration Calibrator
 	StoredIDs   StoredIDs
+	Cooldowns   Cooldowns
+	Learner     ChannelLearner
 	Secrets     Secrets
 	// Listener is where Envoy connects; the Server closes it.
 	Listener   net.Listener
@@ -80,6 +82,7 @@ type Server struct {
 	recent      *recent
 	journal     *journal
 	calibration *calibration
+	evidence    *evidence
 	// watches counts streams whose settlement is still due.
 	watches sync.WaitGroup
 }
@@ -113,6 +116,14 @@ func New(o Options) (*Server, error) {
 		}
 		return float64(s.journal.Len())
 	})
+	e := &evidence{book: o.Cooldowns, learner: o.Learner, now: s.now, logger: s.logger, metrics: s.metrics}
+	e.bounds = func() domain.CooldownBounds {
+		if snap := o.Config.Load(); snap != nil {
+			return snap.Cooldown
+		}
+		return domain.CooldownBounds{First: config.DefaultCooldownFirst, Least: config.DefaultCooldownMin, Most: config.DefaultCooldownMax}
+	}
+	s.evidence = e.init()
 	return s, nil
 }
 
@@ -139,6 +150,7 @@ func (s *Server) Run(ctx context.Context) error {
 			func(ctx context.Context) error { s.leases.run(ctx); return nil },
 			func(ctx context.Context) error { s.replay(ctx); return nil },
 			func(ctx context.Context) error { s.calibration.run(ctx); return nil },
+			func(ctx context.Context) error { s.evidence.run(ctx); return nil },
 		},
 	})
 	// What is still open is settled by the exits of the streams' handlers.
@@ -168,6 +180,7 @@ func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error
 		return s.processEgress(stream, egressStream{
 			decision: decision, known: known,
 			channel: first(md, envoy.HeaderChannel), baseURL: first(md, envoy.HeaderUpstream), attempt: first(md, envoy.HeaderAttempt),
+			notes: first(md, envoy.HeaderAttempts),
 		})
 	case envoy.SideWatch:
 		return s.processWatch(stream, watchStream{decision: decision, known: known, notes: first(md, envoy.HeaderAttempts)})

@@ -20,7 +20,9 @@ type answer struct {
 	fromUpstream bool
 	// attempts is how many attempts ran, as Envoy counts them.
 	attempts int
-	// notes are what the verdict scripts noted of attempts: "channel=status;" each.
+	// unanswered: Envoy made it because the last attempt got no answer.
+	unanswered bool
+	// notes are what the verdict scripts noted of attempts; see readNotes.
 	notes string
 }
 
@@ -58,6 +60,8 @@ type watch struct {
 	remembered bool
 	// unkept is that id where the store did not take it: the settlement brings it.
 	unkept domain.StoredID
+	// served: it has been reported that the channel works.
+	served bool
 }
 
 // begin reads the head of a response and says what to do with it. What is not
@@ -69,8 +73,10 @@ func (s *Server) begin(d domain.Decision, a answer) (*watch, watchPlan) {
 	switch {
 	case a.status >= 400:
 		plan.replace = replacement(a)
+		w.blame()
 		w.settle(domain.OutcomeFailed)
 	case a.ended || !watchable:
+		w.praise()
 		w.settle(domain.OutcomeSuccess)
 	default:
 		plan.body = true
@@ -192,6 +198,9 @@ func (w *watch) chunk(p []byte) []byte {
 	}
 	out := w.watcher.Write(p)
 	w.remember()
+	if !w.served && w.watcher.FirstOutput() {
+		w.praise()
+	}
 	w.forwarded += int64(len(out))
 	return out
 }
@@ -218,13 +227,17 @@ func (w *watch) end() {
 		return
 	}
 	result := w.watcher.Result()
+	channel, evidence := w.slotHolder(), w.server.evidence
 	switch {
 	case result.Failed:
+		evidence.failed(channel, wire.Failure{Status: w.answer.status, Headers: w.answer.waitHeaders(), Error: result.Error})
 		w.settle(domain.OutcomeFailed)
 	case result.Terminal, w.finished && (w.compressed() || !w.isStream()):
 		// On a cut stream that had its end marker only the closing was not waited for.
+		w.praise()
 		w.settle(domain.OutcomeSuccess)
 	case w.finished:
+		evidence.failed(channel, wire.Failure{})
 		w.settle(domain.OutcomeUpstreamCut)
 	default:
 		w.settle(w.whoCut())
@@ -232,12 +245,60 @@ func (w *watch) end() {
 }
 
 // whoCut asks who left before the upstream's own end: the access log tells
-// within its flush interval.
+// within its flush interval. Only its word is evidence against the channel.
 func (w *watch) whoCut() domain.Outcome {
-	if end, ok := w.server.ends.wait(w.decision.RequestID, endWait); ok && end.byClient {
+	end, told := w.server.ends.wait(w.decision.RequestID, endWait)
+	if told && !end.byClient {
+		w.server.evidence.failed(w.slotHolder(), wire.Failure{})
+	} else if !w.served {
+		w.server.evidence.undecided(w.decision.RequestID, w.slotHolder())
+	}
+	if told && end.byClient {
 		return domain.OutcomeCancelled
 	}
 	return domain.OutcomeUpstreamCut
+}
+
+// praise reports, once, that the channel of the last attempt serves.
+func (w *watch) praise() {
+	if w.served {
+		return
+	}
+	w.served = true
+	ttft := time.Duration(0)
+	if w.answer.attempts == 1 && w.isStream() && !w.firstByte.IsZero() {
+		ttft = w.firstByte.Sub(w.decision.AdmittedAt)
+	}
+	w.server.evidence.worked(w.slotHolder(), ttft)
+}
+
+// blame reports the last attempt of an answer that is an error.
+func (w *watch) blame() {
+	channel, evidence := w.slotHolder(), w.server.evidence
+	switch {
+	case w.answer.fromUpstream:
+		failure := wire.Failure{Status: w.answer.status}
+		if noted, ok := noteOf(w.decision, w.answer.attempts, readNotes(w.answer.notes)); ok {
+			failure = noted.failure()
+		}
+		evidence.failed(channel, failure)
+	case w.answer.unanswered:
+		evidence.failed(channel, wire.Failure{})
+	default:
+		// Nobody upstream had a part in it.
+		evidence.undecided(w.decision.RequestID, channel)
+	}
+}
+
+// waitHeaders are those that may say how long to leave the channel alone.
+func (a answer) waitHeaders() []wire.Header {
+	var list []wire.Header
+	for name, values := range a.headers {
+		if wire.TellsWait(name) {
+			list = append(list, wire.Header{Name: name, Value: values[0]})
+		}
+	}
+	return list
 }
 
 func (w *watch) isStream() bool {
@@ -304,31 +365,6 @@ const bytesPerToken = 4
 // attempt, or of the first candidate before any ran.
 func (w *watch) slotHolder() domain.Candidate {
 	return w.decision.Last(w.answer.attempts)
-}
-
-// attempts lists the attempts that ran: the nth went to the nth candidate, and
-// the notes tell what those with an answer answered.
-func (w *watch) attempts() []domain.Attempt {
-	list := attemptsOf(w.decision, w.answer.attempts, w.answer.notes)
-	if n := len(list); n > 0 && w.answer.fromUpstream {
-		list[n-1].Status = w.answer.status
-	}
-	return list
-}
-
-func attemptsOf(d domain.Decision, count int, notes string) []domain.Attempt {
-	list := make([]domain.Attempt, 0, count)
-	for i := range min(count, len(d.Candidates)) {
-		a := domain.Attempt{Channel: d.Candidates[i].Channel}
-		// Notes are in the order of attempts; one without an answer has none.
-		note, rest, _ := strings.Cut(notes, ";")
-		if channel, status, ok := strings.Cut(note, "="); ok && channel == a.Channel {
-			a.Status, _ = strconv.Atoi(status) // 0 is what no answer has
-			notes = rest
-		}
-		list = append(list, a)
-	}
-	return list
 }
 
 // recordOf begins the record of a request with what admission knew.

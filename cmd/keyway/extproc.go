@@ -60,6 +60,7 @@ func runExtproc(cmd *cobra.Command, f regionFlags, o extproc.Options) (err error
 	}
 	o.Config, o.Store, o.Calibration, o.Secrets, o.Listener = holder, regional, regional, secret.NewResolver(secret.Options{}), listener
 	o.StoredIDs = regional
+	o.Cooldowns, o.Learner = regional, regional
 	o.Health, o.Registerer, o.Logger, o.StopTimeout = p.health, p.registry, p.logger, f.StopLimit
 	server, err := extproc.New(o)
 	if err != nil {

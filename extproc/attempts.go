@@ -1,0 +1,90 @@
+package extproc
+
+import (
+	"encoding/base64"
+	"strconv"
+	"strings"
+
+	"keyway/domain"
+	"keyway/wire"
+)
+
+// note is what a verdict script took down of one answer that was no success.
+type note struct {
+	channel string
+	status  int
+	// detail is what wire.ReadFailure reads, in base64; "" for none.
+	detail string
+}
+
+// readNotes reads "channel=status,detail;" of each answer, the oldest first.
+// What cannot be read is passed over: it is none of ours.
+func readNotes(text string) []note {
+	var notes []note
+	for one := range strings.SplitSeq(text, ";") {
+		channel, rest, found := strings.Cut(one, "=")
+		status, detail, _ := strings.Cut(rest, ",")
+		if n, err := strconv.Atoi(status); found && err == nil {
+			notes = append(notes, note{channel: channel, status: n, detail: detail})
+		}
+	}
+	return notes
+}
+
+// noteOf finds what was noted of attempt n (1-based); ok is false for an
+// attempt that was not answered, or well. Attempts leave notes in their order,
+// so a channel that is tried twice has its first note for its first attempt.
+func noteOf(d domain.Decision, n int, notes []note) (found note, ok bool) {
+	at := 0
+	for i := range min(n, len(d.Candidates)) {
+		found, ok = note{}, at < len(notes) && notes[at].channel == d.Candidates[i].Channel
+		if ok {
+			found = notes[at]
+			at++
+		}
+	}
+	return found, ok
+}
+
+// failure is what the note says of the attempt.
+func (n note) failure() wire.Failure {
+	detail, err := base64.StdEncoding.DecodeString(n.detail)
+	if err != nil {
+		detail = nil // the status alone says enough
+	}
+	return wire.ReadFailure(n.status, detail)
+}
+
+// attempts lists the attempts that ran: the nth went to the nth candidate, and
+// the notes tell what those with an answer answered.
+func (w *watch) attempts() []domain.Attempt {
+	list := attemptsOf(w.decision, w.answer.attempts, w.answer.notes)
+	if n := len(list); n > 0 && w.answer.fromUpstream {
+		list[n-1].Status = w.answer.status
+	}
+	return list
+}
+
+func attemptsOf(d domain.Decision, count int, text string) []domain.Attempt {
+	notes := readNotes(text)
+	list := make([]domain.Attempt, 0, count)
+	for i := range min(count, len(d.Candidates)) {
+		noted, _ := noteOf(d, i+1, notes)
+		list = append(list, domain.Attempt{Channel: d.Candidates[i].Channel, Status: noted.status})
+	}
+	return list
+}
+
+// blameEarlier reports attempt n, which another one follows.
+func (s *Server) blameEarlier(d domain.Decision, n int, notes string) {
+	candidate, ok := d.Candidate(n)
+	if !ok {
+		return
+	}
+	noted, answered := noteOf(d, n, readNotes(notes))
+	if !answered {
+		s.evidence.failed(candidate, wire.Failure{})
+		return
+	}
+	s.evidence.failed(candidate, noted.failure())
+}
