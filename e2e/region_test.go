@@ -26,7 +26,8 @@ func (s *stack) writeConfig(v configValues) error {
 		Port  int
 		Lease string
 		Faces []face
-	}{configValues: v, Lease: lease.String()}
+		Rests []string
+	}{configValues: v, Lease: lease.String(), Rests: resting}
 	ca := filepath.Join(s.dir, "ca.pem")
 	if err := os.WriteFile(ca, s.provider.CAPEM(), 0o600); err != nil {
 		return err
@@ -135,8 +136,17 @@ channels:
   - {name: sized, provider: b, secret: "file:{{(index .Faces 1).Secret}}", models: [{name: sized, upstream: m-sized}, {name: learned}]}
   - {name: spare, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 1, models: [{name: spill}]}
   - {name: priced, provider: c, secret: "file:{{(index .Faces 2).Secret}}", models: [{name: priced}]}
+{{- range .Rests}}
+  - {name: {{.}}-a, provider: a, secret: "file:{{(index $.Faces 0).Secret}}", cooldown: obey, slots: 5000, models: [{name: {{.}}, upstream: m-{{.}}}, {name: {{.}}-other, upstream: m-{{.}}-other}, {name: {{.}}-alone, upstream: m-{{.}}-alone}]}
+  - {name: {{.}}-b, provider: b, secret: "file:{{(index $.Faces 1).Secret}}", cooldown: obey, priority: 1, models: [{name: {{.}}, upstream: m-{{.}}}, {name: {{.}}-other, upstream: m-{{.}}-other}]}
+{{- end}}
 {{.ExtraChannels}}
 models:
+{{- range .Rests}}
+  - {name: {{.}}, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: {{.}}-other, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: {{.}}-alone, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+{{- end}}
 {{- range .Faces}}
   - {name: only-{{.Name}}, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
 {{- end}}

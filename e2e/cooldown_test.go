@@ -1,0 +1,312 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	authv3 "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+
+	"keyway/domain"
+	"keyway/envoy"
+)
+
+// resting are pairs of channels whose cooldowns are obeyed, each for one test
+// that makes the first of them fail: NAME-a at face a, then NAME-b at face b, for
+// the models NAME and NAME-other, which are two classes. Only NAME-a serves
+// NAME-alone.
+var resting = []string{"storm", "half", "doze", "forms", "classes", "inside", "none", "broke", "deaf"}
+
+// failing is a script by which face a fails and face b serves.
+func failing(how string) string { return fmt.Sprintf(`{"only_face":"a",%s}`, how) }
+
+// facesOf are the faces that saw the request with a nonce, in order.
+func (s *stack) facesOf(nonce string) string {
+	faces := ""
+	for _, r := range s.attempts(nonce) {
+		faces += r.Face
+	}
+	return faces
+}
+
+// servedBy sends one good request and tells which faces it went to.
+func (c *caller) servedBy(t testing.TB, a ask) string {
+	t.Helper()
+	a = a.withDefaults()
+	got := c.ask(t, a)
+	require.Equal(t, http.StatusOK, got.StatusCode, "%s", got.body)
+	return c.s.facesOf(a.nonce)
+}
+
+// cooldown is what the region knows against a channel for a model; nil for nothing.
+func (s *stack) cooldown(t testing.TB, channel, class string) *domain.Cooldown {
+	t.Helper()
+	all, err := s.store.Cooldowns(t.Context())
+	require.NoError(t, err)
+	for _, c := range all {
+		if c.Channel == channel && c.Class == class {
+			return &c
+		}
+	}
+	return nil
+}
+
+// awaitCooldown waits until the region knows something against a channel.
+func (s *stack) awaitCooldown(t testing.TB, channel, class string) domain.Cooldown {
+	t.Helper()
+	var known *domain.Cooldown
+	require.Eventually(t, func() bool { known = s.cooldown(t, channel, class); return known != nil }, patience, 5*time.Millisecond, "no cooldown")
+	return *known
+}
+
+// reset forgets what is known against a channel, and waits until authz knows:
+// a request then goes there again.
+func (c *caller) reset(t testing.TB, channel, model string) {
+	t.Helper()
+	_, err := c.s.store.ResetChannel(t.Context(), channel)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return c.servedBy(t, ask{model: model}) == "a" }, patience, 10*time.Millisecond, "it does not serve again")
+}
+
+// first is the channel that r would send a request to, "" for none. What the
+// question reserves is left to the sweeper.
+func (r replica) first(ctx context.Context, secret, model string) (string, error) {
+	answer, err := r.client.Check(ctx, &authv3.CheckRequest{Attributes: &authv3.AttributeContext{
+		Request: &authv3.AttributeContext_Request{Http: &authv3.AttributeContext_HttpRequest{
+			Method: "POST", Path: "/v1/chat/completions", RawBody: []byte(chat(model, "")),
+			Headers: map[string]string{"authorization": "Bearer " + secret, "x-request-id": newNonce()},
+		}},
+	}}, grpc.WaitForReady(true))
+	if err != nil || answer.GetDeniedResponse() != nil {
+		return "", err
+	}
+	d, err := envoy.DecodeDecision(answer.GetDynamicMetadata().GetFields()[envoy.MetadataDecision].GetStringValue())
+	if err != nil {
+		return "", err
+	}
+	return d.Candidates[0].Channel, nil
+}
+
+// A provider that answers with 429 or 5xx is left alone within two responses,
+// by every replica; while it cools it is not called at all, and a long storm
+// costs few attempts.
+func TestStormCoolsTheChannelRegionWide(t *testing.T) {
+	t.Parallel()
+	s := sharedStack(t)
+	c := s.caller(t, "wide", "--policy", "wide")
+	other := s.replicas(t, s.ready.RedisURL, []string{"other"})
+	warm(t, other, c.secret)
+	for _, storm := range []struct{ name, script string }{
+		{"429", `"status":429,"retry_after":{"seconds":3}`},
+		{"500", `"status":500`},
+		{"529", `"status":529,"retry_after":{"seconds":3}`},
+		{"reset", `"reset_after":{"before_headers":true}`},
+	} {
+		t.Run(storm.name, func(t *testing.T) {
+			calls := 0
+			for range 10 {
+				faces := c.servedBy(t, ask{model: "storm", script: failing(storm.script), stream: calls%2 == 0})
+				if faces == "b" {
+					break
+				}
+				require.Equal(t, "ab", faces)
+				calls++
+			}
+			assert.LessOrEqual(t, calls, 2, "it cools within two responses")
+			known := s.awaitCooldown(t, "storm-a", "storm")
+			if storm.name == "429" || storm.name == "529" {
+				assert.Greater(t, known.Left, time.Second)
+				for range 50 {
+					require.Equal(t, "b", c.servedBy(t, ask{model: "storm", script: failing(storm.script)}), "it is called while it cools")
+				}
+				channel, err := other[0].first(t.Context(), c.secret, "storm")
+				require.NoError(t, err)
+				assert.Equal(t, "storm-b", channel, "the other replica obeys too")
+			}
+			assert.Equal(t, "a", c.servedBy(t, ask{model: "storm-other"}), "another class of the channel is usable")
+			c.reset(t, "storm-a", "storm")
+		})
+	}
+}
+
+// Half of all calls to one channel fail for seconds, with many clients.
+func TestStormOnHalfOfOneChannel(t *testing.T) {
+	t.Parallel()
+	s := sharedStack(t)
+	c := s.caller(t, "wide", "--policy", "wide")
+	const clients, each = 6, 60
+	var (
+		mu    sync.Mutex
+		wg    sync.WaitGroup
+		extra int
+	)
+	for range clients {
+		wg.Go(func() {
+			for range each {
+				script := `{"count":2}`
+				if rand.IntN(2) == 0 {
+					script = failing(`"status":429,"retry_after":{"seconds":1}`)
+				}
+				nonce := newNonce()
+				l, err := c.open(t.Context(), ask{model: "half", script: script, nonce: nonce})
+				if !assert.NoError(t, err) {
+					return
+				}
+				_, err = l.rest()
+				assert.NoError(t, err)
+				assert.Equal(t, http.StatusOK, l.StatusCode)
+				mu.Lock()
+				extra += len(s.attempts(nonce)) - 1
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d requests, %d extra attempts", clients*each, extra)
+	assert.Positive(t, extra)
+	assert.LessOrEqual(t, extra, clients*each/10)
+}
+
+// When a cooldown is over, one request of many tries the channel; its success
+// brings all back, its failure sends them away for twice as long.
+func TestOneTrialAfterACooldown(t *testing.T) {
+	t.Parallel()
+	s := sharedStack(t)
+	c := s.caller(t, "wide", "--policy", "wide")
+	const parallel = 50
+	together := func(script string) (tried int) {
+		require.Eventually(t, func() bool { k := s.cooldown(t, "doze-a", "doze"); return k != nil && k.Left <= 0 }, patience, 5*time.Millisecond)
+		var wg sync.WaitGroup
+		nonces := make([]string, parallel)
+		for i := range nonces {
+			nonces[i] = newNonce()
+			wg.Go(func() {
+				l, err := c.open(t.Context(), ask{model: "doze", script: script, nonce: nonces[i]})
+				if assert.NoError(t, err) {
+					_, err = l.rest()
+					assert.NoError(t, err)
+					assert.Equal(t, http.StatusOK, l.StatusCode)
+				}
+			})
+		}
+		wg.Wait()
+		for _, nonce := range nonces {
+			if faces := s.facesOf(nonce); faces[0] == 'a' {
+				tried++
+			}
+		}
+		return tried
+	}
+	require.Equal(t, "ab", c.servedBy(t, ask{model: "doze", script: failing(`"status":429,"retry_after":{"seconds":0.3}`)}))
+	require.Zero(t, s.awaitCooldown(t, "doze-a", "doze").Level)
+	assert.Equal(t, 1, together(failing(`"delay_headers_ms":700,"status":500`)), "one request tries")
+	require.Eventually(t, func() bool { k := s.cooldown(t, "doze-a", "doze"); return k != nil && k.Level == 1 }, patience, 5*time.Millisecond, "its failure begins anew")
+	assert.Equal(t, 1, together(failing(`"delay_headers_ms":700`)), "one request tries again")
+	require.Eventually(t, func() bool { return s.cooldown(t, "doze-a", "doze") == nil }, patience, 5*time.Millisecond, "its success ends the cooldown")
+	require.Eventually(t, func() bool { return c.servedBy(t, ask{model: "doze"}) == "a" }, patience, 10*time.Millisecond)
+}
+
+// case_073: the time to wait in every form that providers use.
+func TestCase073WaitInEveryForm(t *testing.T) {
+	t.Parallel()
+	s := sharedStack(t)
+	c := s.caller(t, "wide", "--policy", "wide")
+	for _, api := range []domain.API{domain.APIChat, domain.APIMessages} {
+		for _, form := range []string{"seconds", "date", "duration", "ms", "epoch", "epoch_ms", "reset", "body"} {
+			t.Run(string(api)+" "+form, func(t *testing.T) {
+				c.servedBy(t, ask{api: api, model: "forms", script: failing(fmt.Sprintf(`"status":429,"retry_after":{"form":%q,"seconds":90}`, form))})
+				known := s.awaitCooldown(t, "forms-a", "forms")
+				assert.InDelta(t, 90, known.Left.Seconds(), 10)
+				assert.Equal(t, domain.ReasonRate, known.Reason)
+				c.reset(t, "forms-a", "forms")
+			})
+		}
+		t.Run(string(api)+" garbage", func(t *testing.T) {
+			c.servedBy(t, ask{api: api, model: "forms", script: failing(`"status":429,"headers":{"Retry-After":"soon","X-RateLimit-Reset":"later"}`)})
+			s.awaitCooldown(t, "forms-a", "forms")
+			c.reset(t, "forms-a", "forms")
+		})
+	}
+}
+
+// case_075: a 429 of one class of models leaves the others of the channel alone,
+// and nobody has to revive it.
+func TestCase075OneClassCools(t *testing.T) {
+	t.Parallel()
+	s := sharedStack(t)
+	c := s.caller(t, "wide", "--policy", "wide")
+	require.Equal(t, "ab", c.servedBy(t, ask{model: "classes-other", script: failing(`"status":429,"retry_after":{"seconds":1}`)}))
+	s.awaitCooldown(t, "classes-a", "classes-other")
+	require.Equal(t, "b", c.servedBy(t, ask{model: "classes-other"}))
+	for range 10 {
+		require.Equal(t, "a", c.servedBy(t, ask{model: "classes-alone"}))
+	}
+	require.Eventually(t, func() bool { return c.servedBy(t, ask{model: "classes-other"}) == "a" }, patience, 50*time.Millisecond, "it comes back by itself")
+}
+
+// An error inside an answer with status 200 cools as its own status would.
+func TestErrorInsideAnAnswerCools(t *testing.T) {
+	t.Parallel()
+	s := sharedStack(t)
+	c := s.caller(t, "wide", "--policy", "wide")
+	for _, tc := range []struct {
+		api      domain.API
+		kind     string
+		requests int
+		reason   domain.CooldownReason
+	}{
+		{domain.APIChat, "rate_limit_error", 1, domain.ReasonRate},
+		{domain.APIMessages, "rate_limit_error", 1, domain.ReasonRate},
+		{domain.APIMessages, "overloaded_error", 2, domain.ReasonOverload},
+	} {
+		t.Run(string(tc.api)+" "+tc.kind, func(t *testing.T) {
+			for range tc.requests {
+				require.Nil(t, s.cooldown(t, "inside-a", "inside"))
+				got := c.ask(t, ask{api: tc.api, model: "inside", stream: true, script: failing(fmt.Sprintf(`"error":{"type":%q,"message":"No."}`, tc.kind))})
+				require.Equal(t, http.StatusOK, got.StatusCode)
+			}
+			assert.Equal(t, tc.reason, s.awaitCooldown(t, "inside-a", "inside").Reason)
+			c.reset(t, "inside-a", "inside")
+		})
+	}
+}
+
+// When every channel of a model is left alone, the client is told when to come
+// back, in its dialect, and nothing is reserved.
+func TestEveryChannelCools(t *testing.T) {
+	t.Parallel()
+	s := sharedStack(t)
+	c := s.caller(t, "everything-cools", "--policy", "metered")
+	for _, api := range []domain.API{domain.APIChat, domain.APIMessages} {
+		first := c.ask(t, ask{api: api, model: "none-alone", script: failing(`"status":429,"retry_after":{"seconds":20}`)})
+		require.Contains(t, []int{429, 503, 529}, first.StatusCode)
+		s.awaitCooldown(t, "none-a", "none-alone")
+		before := c.charges(t)
+		a := ask{api: api, model: "none-alone"}.withDefaults()
+		var got received
+		require.Eventually(t, func() bool { got = c.ask(t, a); return len(s.attempts(a.nonce)) == 0 }, patience, 10*time.Millisecond)
+		assert.Equal(t, http.StatusServiceUnavailable, got.StatusCode)
+		want := "service_unavailable_error"
+		if api == domain.APIMessages {
+			want = "overloaded_error"
+		}
+		assert.Equal(t, want, errorTypeOf(t, got.body))
+		seconds, err := strconv.Atoi(got.Header.Get("Retry-After"))
+		require.NoError(t, err)
+		assert.InDelta(t, 17, seconds, 4)
+		after := c.charges(t)
+		for name := range after {
+			assert.LessOrEqual(t, after[name], before[name], "%s was charged", name)
+		}
+		_, err = s.store.ResetChannel(t.Context(), "none-a")
+		require.NoError(t, err)
+	}
+}
