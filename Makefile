@@ -29,10 +29,10 @@ FUZZTIME ?= 20s
 CHAOS    ?= 5m
 DRIFTS   ?= 1000
 
-.PHONY: help up build parts test unit fuzz e2e chaos drills bench corpus lint fmt generate check ci
+.PHONY: help up build parts test unit fuzz e2e chaos drills bench bench-store corpus lint fmt generate check ci
 
 help: ## Show what can be made.
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 up: build ## Run everything on this machine, with a demo key; Ctrl-C stops it.
 	@exec $(KEYWAY) up $(ARGS)
@@ -68,6 +68,9 @@ drills: parts ## End DRIFTS (1000) requests in each way, kills included; nothing
 
 bench: parts ## Measure against bare Envoy; figures go to docs/benchmarks.md.
 	$(TEST_ENV) $(GO) test -run '^$$' -bench . -benchtime 1x -count=1 -timeout 60m ./e2e/bench
+
+bench-store: parts ## Measure the store alone; figures go to docs/benchmarks-store.md.
+	$(TEST_ENV) $(GO) test -run '^$$' -bench '^BenchmarkStore$$' -benchtime 1x -count=1 -timeout 30m ./store -report ../docs/benchmarks-store.md
 
 corpus: ## Measure prompt estimates against o200k, on texts of this machine.
 	cd tools/corpus && $(GO) test -count=1 -v .
