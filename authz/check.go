@@ -199,6 +199,10 @@ func (s *Server) reserve(ctx context.Context, d *domain.Decision, open time.Dura
 			return domain.Admission{}, errStoreAway
 		}
 		return domain.Admission{}, fmt.Errorf("reserve: %w", err)
+	case admission.BudgetsUnknown:
+		s.unknown.note(s.logger, s.now())
+		s.metrics.budgetsUnknown.Inc()
+		return admission, errBudgetsUnknown
 	case admission.Refusal != nil:
 		s.lending.putBack(d.Holds)
 		s.lending.remember(d.Holds, *admission.Refusal)
@@ -212,12 +216,13 @@ func (s *Server) reserve(ctx context.Context, d *domain.Decision, open time.Dura
 }
 
 var (
-	errStarting  = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "The gateway is starting; try again in a second."}
-	errDraining  = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "This gateway instance is shutting down; try again."}
-	errStoreAway = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "The gateway cannot check limits at the moment; try again in a second."}
-	errTooLarge  = &domain.Error{Code: domain.CodeTooLarge, NoRetry: true, Message: "The request body is larger than this gateway accepts. Send a smaller one."}
-	errBusy      = &domain.Error{Code: domain.CodeRateLimited, RetryAfter: time.Second, Message: "Every channel of this model is busy; try again in a second."}
-	errOverload  = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "The gateway holds too many request bodies at the moment; try again in a second."}
+	errStarting       = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "The gateway is starting; try again in a second."}
+	errDraining       = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "This gateway instance is shutting down; try again."}
+	errStoreAway      = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "The gateway cannot check limits at the moment; try again in a second."}
+	errBudgetsUnknown = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "The gateway is rebuilding its budgets; try again in a second."}
+	errTooLarge       = &domain.Error{Code: domain.CodeTooLarge, NoRetry: true, Message: "The request body is larger than this gateway accepts. Send a smaller one."}
+	errBusy           = &domain.Error{Code: domain.CodeRateLimited, RetryAfter: time.Second, Message: "Every channel of this model is busy; try again in a second."}
+	errOverload       = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "The gateway holds too many request bodies at the moment; try again in a second."}
 )
 
 // maxRetryAfter caps what a client is told to wait: some SDKs wait as long as they are told.

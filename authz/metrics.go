@@ -21,6 +21,7 @@ type metrics struct {
 
 	leasedAdmissions prometheus.Counter
 	notesDropped     prometheus.Counter
+	budgetsUnknown   prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -50,8 +51,12 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Name: "keyway_authz_notes_dropped_total",
 			Help: "Requests on leased rates whose reservation was not written because too many waited for the store: the sweeper cannot find them.",
 		}),
+		budgetsUnknown: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "keyway_authz_budgets_unknown_total",
+			Help: "Requests refused because the store is new or has lost writes, and no worker has rebuilt its budgets from the ledger yet.",
+		}),
 	}
-	r.MustRegister(m.checks, m.duration, m.refundsDropped, m.openAdmissions, m.leasedAdmissions, m.notesDropped)
+	r.MustRegister(m.checks, m.duration, m.refundsDropped, m.openAdmissions, m.budgetsUnknown, m.leasedAdmissions, m.notesDropped)
 	return m
 }
 

@@ -1,6 +1,7 @@
 package authz
 
 import (
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,6 +48,21 @@ type outage struct {
 	// began is when the store was first found away, ended when it last came back.
 	began, ended time.Time
 	spent        map[rateBucket]int64
+}
+
+// complaint says something in the log that may be true of every request, at most
+// once in complaintPause. The zero value is ready.
+type complaint struct{ last atomic.Int64 }
+
+const complaintPause = 10 * time.Second
+
+// note complains that budgets are unknown.
+func (c *complaint) note(log *slog.Logger, now time.Time) {
+	last := c.last.Load()
+	if now.UnixNano()-last < int64(complaintPause) || !c.last.CompareAndSwap(last, now.UnixNano()) {
+		return
+	}
+	log.Error("budgeted requests are refused: the store is new or has lost writes, and no worker has rebuilt its budgets from the ledger yet; is one running?")
 }
 
 func newOutage() *outage { return &outage{spent: map[rateBucket]int64{}} }

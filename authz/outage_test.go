@@ -1,10 +1,13 @@
 package authz
 
 import (
+	"log/slog"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
 	"keyway/config"
@@ -104,4 +107,23 @@ func TestCheckInAnOutage(t *testing.T) {
 	_, err := f.server.check(t.Context(), f.request(hello))
 	require.Equal(t, domain.CodeUnavailable, domain.AsError(err).Code)
 	require.Len(t, f.server.refunds.queue, 1)
+}
+
+// After the store has lost writes, what a window limits is refused until they
+// are rebuilt, and the log says once what is the matter.
+func TestCheckWithoutBudgets(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	var log strings.Builder
+	f.server.logger = slog.New(slog.NewTextHandler(&log, nil))
+	f.reservations.admission.BudgetsUnknown = true
+	for range 3 {
+		_, err := f.server.check(t.Context(), f.request(hello))
+		got := domain.AsError(err)
+		require.Equal(t, domain.CodeUnavailable, got.Code)
+		require.Equal(t, time.Second, got.RetryAfter)
+	}
+	require.Empty(t, f.server.refunds.queue, "nothing stays charged")
+	require.InDelta(t, 3, testutil.ToFloat64(f.server.metrics.budgetsUnknown), 0)
+	require.Equal(t, 1, strings.Count(log.String(), "no worker has rebuilt its budgets"))
 }

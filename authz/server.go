@@ -98,6 +98,7 @@ type Server struct {
 	calibration *calibration
 	outage      *outage
 	lending     *lending
+	unknown     complaint
 	draining    atomic.Bool
 
 	channelHealth *health

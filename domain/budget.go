@@ -41,14 +41,25 @@ type BudgetSums struct {
 	// Since is where the sums begin; older windows are not in them. Balances,
 	// which have no window, are summed from the beginning.
 	Since time.Time
-	// Spent is by the counter's name, corrections included.
+	// Spent is by the counter's name, corrections included: micro-units, or images
+	// for a window of images.
 	Spent map[string]int64
+	// Owner is by the counter's name the identity in whose shard it lies; see OwnerOf.
+	Owner map[string]string
 	// Settled has the requests, of those asked for, that are in the ledger.
 	Settled map[string]bool
 }
 
-// covers reports whether the sums have everything that a counter has counted.
-func (s BudgetSums) covers(name string) bool {
+// OwnerOf is the identity in whose shard the counter called name lies.
+func (s BudgetSums) OwnerOf(name string) string {
+	if identity, ok := strings.CutPrefix(name, BalanceCounter("")); ok {
+		return identity
+	}
+	return s.Owner[name]
+}
+
+// Covers reports whether the sums have everything that a counter has counted.
+func (s BudgetSums) Covers(name string) bool {
 	if isBalance(name) {
 		return true
 	}
@@ -84,19 +95,23 @@ func (b BudgetBook) Compare(sums BudgetSums) []BudgetDrift {
 		row(name).Held += micros
 	}
 	for name, micros := range sums.Spent {
-		row(name).Ledger += micros
+		if !IsImagesName(name) {
+			row(name).Ledger += micros
+		}
 	}
 	for _, r := range b.Pending {
 		if sums.Settled[r.RequestID] {
 			continue
 		}
 		for _, name := range r.Budgets {
-			row(name).Pending += r.CostMicros
+			if !IsImagesName(name) {
+				row(name).Pending += r.CostMicros
+			}
 		}
 	}
 	list := make([]BudgetDrift, 0, len(rows))
 	for _, r := range rows {
-		if sums.covers(r.Name) {
+		if sums.Covers(r.Name) {
 			list = append(list, *r)
 		}
 	}
@@ -107,6 +122,13 @@ func (b BudgetBook) Compare(sums BudgetSums) []BudgetDrift {
 // earliestZone is how much earlier than in UTC a day begins in the zone that is
 // furthest east.
 const earliestZone = 14 * time.Hour
+
+// IsBudgetName reports whether name is that of a counter of money spent, a
+// balance's among them.
+func IsBudgetName(name string) bool { return strings.HasPrefix(name, "budget:") }
+
+// IsImagesName reports whether name is that of a counter of images.
+func IsImagesName(name string) bool { return strings.HasPrefix(name, "images:") }
 
 // BudgetWindowBegin is the earliest moment, in any time zone, at which the
 // window of a budget's name can begin; ok is false for what is no such name.
@@ -119,6 +141,13 @@ func BudgetWindowBegin(name string) (at time.Time, ok bool) {
 	}
 	return time.Time{}, false
 }
+
+// latestZone is how much later than in UTC a day ends in the zone furthest west.
+const latestZone = 12 * time.Hour
+
+// RebuildBegin is where sums have to begin to have every window that is current
+// at that time in any time zone.
+func RebuildBegin(at time.Time) time.Time { return MonthBegin(at.Add(-latestZone)) }
 
 // MonthBegin is where sums have to begin to have all windows of the month that
 // at lies in, in every time zone.

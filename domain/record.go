@@ -80,8 +80,8 @@ type UsageRecord struct {
 	EntryNo int
 	// Reason is why a correction was made; "" for a settlement.
 	Reason string
-	// Budgets are the names of the counters that it was charged to (see
-	// BudgetCounter), so that each can be added up from the ledger alone; that of
-	// a balance is the first.
+	// Budgets are the names of the counters of money and of images that it was
+	// charged to (see BudgetCounter), so that each can be added up from the ledger
+	// alone; that of a balance is the first.
 	Budgets []string
 }

@@ -123,6 +123,9 @@ type Admission struct {
 	Skipped int
 	// SlotRefused: the limits had room, no candidate had a slot; nothing stays charged.
 	SlotRefused bool
+	// BudgetsUnknown: the store has lost writes, and until its windows are rebuilt
+	// from the ledger nobody can say what is left of them; nothing stays charged.
+	BudgetsUnknown bool
 	// Remaining is, by the order of Decision.Holds, what each bucket has left.
 	Remaining []int64
 	// Reset is, by the same order, when a rate bucket is full again; 0 for others.

@@ -216,7 +216,7 @@ func TestCase100EveryViewSumsTheSameLedger(t *testing.T) {
 		assert.Equal(t, want, sums.Spent[budget], "the budget of the month")
 		none, err := l.BudgetSums(t.Context(), noon.Add(time.Minute), nil)
 		require.NoError(t, err)
-		assert.Equal(t, domain.BudgetSums{Since: noon.Add(time.Minute), Spent: map[string]int64{}, Settled: map[string]bool{}}, none,
+		assert.Equal(t, domain.BudgetSums{Since: noon.Add(time.Minute), Spent: map[string]int64{}, Owner: map[string]string{}, Settled: map[string]bool{}}, none,
 			"nothing was admitted since")
 		delete(sums.Spent, budget)
 		assert.Equal(t, byKeyDay, sums.Spent, "the budgets of the days are the totals of the days")

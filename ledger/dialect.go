@@ -18,6 +18,8 @@ type dialect struct {
 	migrations string // folder of the embedded migrations
 	// placeholder returns the nth parameter of a statement, n from 1.
 	placeholder func(n int) string
+	// images is the number of images that an entry made.
+	images string
 	// snapshot makes every read of a transaction see the same moment.
 	snapshot *sql.TxOptions
 	// oneAtATime makes a transaction wait for others that write balance entries,
@@ -32,6 +34,7 @@ var sqliteDialect = dialect{
 	goose:       goose.DialectSQLite3,
 	migrations:  "migrations/sqlite",
 	placeholder: func(int) string { return "?" },
+	images:      "COALESCE(json_extract(tool_calls, '$.image_generation'), 0)",
 	snapshot:    nil, // what every transaction of SQLite does
 	rejects: func(err error) bool {
 		var e *sqlite.Error
@@ -52,6 +55,7 @@ var postgresDialect = dialect{
 	migrations:  "migrations/postgres",
 	placeholder: func(n int) string { return "$" + strconv.Itoa(n) },
 	oneAtATime:  "LOCK TABLE balance_entries IN SHARE ROW EXCLUSIVE MODE",
+	images:      "COALESCE((tool_calls::json->>'image_generation')::BIGINT, 0)",
 	snapshot:    &sql.TxOptions{Isolation: sql.LevelRepeatableRead, ReadOnly: true},
 	rejects: func(err error) bool {
 		var e *pgconn.PgError

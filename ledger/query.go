@@ -148,9 +148,7 @@ func scan(rows *sql.Rows) (domain.UsageRecord, error) {
 			u.Tools[tool] = n
 		}
 	}
-	if budgets != "" {
-		rec.Budgets = strings.Fields(budgets)
-	}
+	rec.Budgets = windowNames(budgets)
 	for _, a := range list {
 		rec.Attempts = append(rec.Attempts, domain.Attempt(a))
 	}

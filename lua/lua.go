@@ -31,6 +31,8 @@ var (
 	Correct     = load("correct")
 	Explain     = load("explain")
 	Credit      = load("credit")
+	Advance     = load("advance")
+	Rebuild     = load("rebuild")
 
 	CooldownSet   = load("cooldown_set")
 	CooldownRead  = load("cooldown_read")
@@ -43,7 +45,7 @@ var (
 // All lists every script, for loading them ahead of their first use.
 func All() []*Script {
 	return []*Script{
-		Reserve, Settle, Renew, SlotAcquire, SlotRelease, Expired, Calibrate, Correct, Explain, Credit, LeaseTake,
+		Reserve, Settle, Renew, SlotAcquire, SlotRelease, Expired, Calibrate, Correct, Explain, Credit, Advance, Rebuild, LeaseTake,
 		CooldownSet, CooldownRead, CooldownClaim, CooldownClear, StatLearn,
 	}
 }

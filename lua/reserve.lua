@@ -5,7 +5,9 @@
 --   the region's own buckets.
 -- KEYS[1] reservation: <tag>:res:<request>, hash, expires after ARGV[3].
 -- KEYS[2] open index: <tag>:open, sorted set of requests by lease end, never expires.
--- KEYS[3..] buckets, one per hold: hash of u (in use), t (at ms), l (limit) for
+-- KEYS[3] generation: <tag>:generation, integer, never expires; gone or lower than
+--   before when the store has lost writes, so that its windows count too little.
+-- KEYS[4..] buckets, one per hold: hash of u (in use), t (at ms), l (limit) for
 --   rate; sorted set of requests by lease end for lease; integer for window; each
 --   expires by itself. Behind them, where a limit is -1, the credit that is the
 --   limit: {sNN}:credit:<identity>, hash of micros and entry, never expires.
@@ -13,13 +15,16 @@
 -- ARGV[2] lease: ms, how long leases live unrenewed, 1 or more.
 -- ARGV[3] keep: ms, life of the reservation, a day or more.
 -- ARGV[4] decision: bytes, kept beside the reservation.
--- ARGV[5..] per hold five values: class (rate, lease, window); limit, -1 for a
+-- ARGV[5] seen: the highest generation that the caller has seen, 0 for none; empty
+--   when no hold is a window, and then the generation is not looked at.
+-- ARGV[6..] per hold five values: class (rate, lease, window); limit, -1 for a
 --   window that gives what the credit says; size, the most that the bucket gives
 --   at once; amount; ttl (ms, windows only). Whole
 --   numbers below 2^53. A rate bucket counts in 1/60000 of its unit, so that a
 --   limit of L drains exactly L a millisecond.
--- Returns: {status, index, wait, left 1, reset 1, left 2, reset 2, ...}.
---   status 0 charged, 1 refused, 2 refused because the request was closed before;
+-- Returns: {status, index, wait, generation, left 1, reset 1, left 2, reset 2, ...}.
+--   status 0 charged, 1 refused, 2 refused because the request was closed before,
+--   3 refused because the windows have to be rebuilt first;
 --   index is the hold that refuses, from 1, else 0: of several one that waiting
 --   does not help, else the one that frees soonest; wait is ms until it can fit,
 --   0 when waiting does not help; left is what each bucket could still give, reset
@@ -29,13 +34,17 @@ local now = redis.call('TIME')
 now = now[1] * 1000 + math.floor(now[2] / 1000)
 local request, lease, keep = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local state = redis.call('HGET', KEYS[1], 'state')
-if state and state ~= 'reserved' then return {2, 0, 0} end
-local fresh, never = not state, -1 -- comes before any wait
+if state and state ~= 'reserved' then return {2, 0, 0, 0} end
+local fresh, never, generation = not state, -1, 0 -- never comes before any wait
+if fresh and ARGV[5] ~= '' then
+  generation = tonumber(redis.call('GET', KEYS[3])) or 0
+  if generation == 0 or generation < tonumber(ARGV[5]) then return {3, 0, 0, 0} end
+end
 local at, ends = string.format('%.0f', now), string.format('%.0f', now + lease)
-local reply, used, refused, soonest, n = {0, 0, 0}, {}, 0, 0, (#ARGV - 4) / 5
+local reply, used, refused, soonest, n = {0, 0, 0, generation}, {}, 0, 0, (#ARGV - 5) / 5
 for i = 1, n do
-  local key, class, limit, size = KEYS[i + 2], ARGV[5 * i], tonumber(ARGV[5 * i + 1]), tonumber(ARGV[5 * i + 2])
-  local amount = fresh and tonumber(ARGV[5 * i + 3]) or 0
+  local key, class, limit, size = KEYS[i + 3], ARGV[5 * i + 1], tonumber(ARGV[5 * i + 2]), tonumber(ARGV[5 * i + 3])
+  local amount = fresh and tonumber(ARGV[5 * i + 4]) or 0
   local unit, wait, reset = 1, never, 0
   if class == 'rate' then
     unit = 60000
@@ -53,21 +62,18 @@ for i = 1, n do
   end
   local left = size * unit - used[i]
   if left < amount * unit and (refused == 0 or wait < soonest) then refused, soonest = i, wait end
-  reply[2 * i + 2], reply[2 * i + 3] = math.max(0, math.floor(left / unit)), reset
+  reply[2 * i + 3], reply[2 * i + 4] = math.max(0, math.floor(left / unit)), reset
 end
-if not fresh then return reply end
-if refused > 0 then
-  reply[1], reply[2], reply[3] = 1, refused, math.max(0, soonest)
-  return reply
-end
+if fresh and refused > 0 then reply[1], reply[2], reply[3] = 1, refused, math.max(0, soonest) end
+if not fresh or refused > 0 then return reply end
 local kept = {'state', 'reserved', 'decision', ARGV[4]}
 for i = 1, n do
-  local key, class, limit, amount = KEYS[i + 2], ARGV[5 * i], ARGV[5 * i + 1], ARGV[5 * i + 3]
+  local key, class, limit, amount = KEYS[i + 3], ARGV[5 * i + 1], ARGV[5 * i + 2], ARGV[5 * i + 4]
   if class == 'rate' then
     local total = used[i] + amount * 60000
     redis.call('HSET', key, 'u', string.format('%.0f', total), 't', at, 'l', limit)
-    reply[2 * i + 3] = math.ceil(total / limit)
-    redis.call('PEXPIRE', key, string.format('%.0f', math.max(1, reply[2 * i + 3])))
+    reply[2 * i + 4] = math.ceil(total / limit)
+    redis.call('PEXPIRE', key, string.format('%.0f', math.max(1, reply[2 * i + 4])))
   elseif class == 'lease' then
     local gone = redis.call('ZRANGEBYSCORE', key, '-inf', at, 'LIMIT', 0, 100)
     if #gone > 0 then redis.call('ZREM', key, unpack(gone)) end
@@ -75,9 +81,9 @@ for i = 1, n do
     if redis.call('PTTL', key) < lease then redis.call('PEXPIRE', key, lease) end
   else
     -- One that was there before has its expiry, and each settle renews it.
-    if redis.call('INCRBY', key, amount) == tonumber(amount) then redis.call('PEXPIRE', key, ARGV[5 * i + 4]) end
+    if redis.call('INCRBY', key, amount) == tonumber(amount) then redis.call('PEXPIRE', key, ARGV[5 * i + 5]) end
   end
-  reply[2 * i + 2] = reply[2 * i + 2] - amount
+  reply[2 * i + 3] = reply[2 * i + 3] - amount
   kept[#kept + 1], kept[#kept + 2], kept[#kept + 3], kept[#kept + 4] = 'a' .. i, amount, 'l' .. i, limit
 end
 redis.call('HSET', KEYS[1], unpack(kept))

@@ -18,12 +18,21 @@ import (
 // applied again long after is still known.
 const keepCorrected = keepMonth + 24*time.Hour
 
-// budgetNames are the counters that d is charged to, as the ledger keeps them.
+// windowName is the counter of a window as the ledger keeps it; "" for a hold
+// that is none.
+func windowName(identity string, h domain.Hold) string {
+	if classOf(h.Kind) != classWindow {
+		return ""
+	}
+	_, name, _ := strings.Cut(bucketKey(identity, h), "}:")
+	return name
+}
+
+// budgetNames are the windows that d is charged to.
 func budgetNames(d domain.Decision) []string {
 	var names []string
 	for _, h := range d.Holds {
-		if h.Kind.IsBudget() {
-			_, name, _ := strings.Cut(bucketKey(d.Identity, h), "}:")
+		if name := windowName(d.Identity, h); name != "" {
 			names = append(names, name)
 		}
 	}
@@ -34,6 +43,36 @@ func budgetNames(d domain.Decision) []string {
 func chargedFor(d domain.Decision, model string) domain.Decision {
 	d.Holds = slices.DeleteFunc(slices.Clone(d.Holds), func(h domain.Hold) bool { return !h.Concerns(model) })
 	return d
+}
+
+// windowsOf is what d holds of windows, by their names.
+func windowsOf(d domain.Decision) map[string]int64 {
+	held := map[string]int64{}
+	for _, h := range d.Holds {
+		if name := windowName(d.Identity, h); name != "" {
+			held[name] += h.Amount
+		}
+	}
+	return held
+}
+
+// chargeOf is what the window called name was charged for record.
+func chargeOf(name string, record domain.UsageRecord) int64 {
+	if domain.IsBudgetName(name) {
+		return used(domain.Hold{Kind: domain.LimitBudgetDay}, record, record.Model)
+	}
+	return used(domain.Hold{Kind: domain.LimitImagesDay}, record, record.Model)
+}
+
+// windowTTL is that of the window called name, in milliseconds.
+func windowTTL(name string) int64 {
+	switch {
+	case strings.HasPrefix(name, domain.BalancePrefix):
+		return counterTTL(domain.LimitBalance)
+	case strings.HasPrefix(name, "budget:month:"):
+		return counterTTL(domain.LimitBudgetMonth)
+	}
+	return counterTTL(domain.LimitBudgetDay)
 }
 
 // Budgets reads every budget's counter and what was paid into balances, what open
@@ -113,28 +152,35 @@ func openEntries(shard int, requests []string) []openEntry {
 }
 
 func (s *Store) addHeld(ctx context.Context, book *domain.BudgetBook, entries []openEntry) error {
+	open, err := s.readOpen(ctx, entries)
+	for _, d := range open {
+		for name, amount := range windowsOf(d) {
+			if domain.IsBudgetName(name) {
+				book.Held[name] += amount
+			}
+		}
+	}
+	return err
+}
+
+// readOpen reads the decisions of open reservations; without those that were
+// settled in between, or are unreadable, which the sweeper reports.
+func (s *Store) readOpen(ctx context.Context, entries []openEntry) ([]domain.Decision, error) {
 	pipe := s.client.Pipeline()
 	cmds := make([]*redis.StringCmd, len(entries))
 	for i, e := range entries {
 		cmds[i] = pipe.HGet(ctx, reservationKey(e.shard, e.request), "decision")
 	}
 	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
-		return err
+		return nil, err
 	}
+	var open []domain.Decision
 	for _, cmd := range cmds {
-		d, err := decodeDecision(cmd.Val())
-		if err != nil {
-			continue // settled in between, or unreadable, which the sweeper reports
-		}
-		names := budgetNames(d)
-		for _, h := range d.Holds {
-			if h.Kind.IsBudget() {
-				book.Held[names[0]] += h.Amount
-				names = names[1:]
-			}
+		if d, err := decodeDecision(cmd.Val()); err == nil {
+			open = append(open, d)
 		}
 	}
-	return nil
+	return open, nil
 }
 
 func (s *Store) readPending(ctx context.Context, book *domain.BudgetBook) error {
@@ -172,7 +218,9 @@ func (s *Store) CorrectBudgets(ctx context.Context, c domain.BudgetCorrection) (
 		args:   []any{min(max(c.DeltaMicros, -maxBudget), maxBudget), keepCorrected.Milliseconds()},
 	}
 	for _, name := range c.Budgets {
-		act.keys = append(act.keys, tag+":"+name)
+		if domain.IsBudgetName(name) {
+			act.keys = append(act.keys, tag+":"+name)
+		}
 	}
 	cmd := s.run(ctx, []call{act})[0]
 	n, err := cmd.Int()

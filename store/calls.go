@@ -9,6 +9,9 @@ import (
 	"keyway/lua"
 )
 
+// argSeen is where the reserve script takes the generation.
+const argSeen = 4
+
 // The classes of buckets that the scripts know.
 const (
 	classRate   = "rate"
@@ -133,14 +136,18 @@ func reserved(holds []domain.Hold) []domain.Hold {
 
 func isLeased(h domain.Hold) bool { return h.Leased }
 
-// reserveCall charges p for d; decision is kept beside the reservation.
-func reserveCall(p part, d domain.Decision, decision []byte) call {
+// reserveCall charges p for d; decision is kept beside the reservation. seen is
+// the generation by which the windows of p are judged.
+func reserveCall(p part, d domain.Decision, decision []byte, seen int64) call {
 	c := call{
 		script: lua.Reserve,
-		keys:   []string{p.reservation(d.RequestID), p.open()},
-		args:   []any{d.RequestID, d.Lease.Milliseconds(), p.keep.Milliseconds(), decision},
+		keys:   []string{p.reservation(d.RequestID), p.open(), p.generation()},
+		args:   []any{d.RequestID, d.Lease.Milliseconds(), p.keep.Milliseconds(), decision, ""},
 	}
 	for _, h := range p.holds {
+		if classOf(h.Kind) == classWindow {
+			c.args[argSeen] = seen
+		}
 		limit, size := min(max(h.Limit, 0), maxBudget), min(max(h.Size(), 0), maxBudget)
 		switch {
 		case classOf(h.Kind) == classRate:

@@ -17,7 +17,7 @@ import (
 func TestACluster(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
-	s := open(t, Options{URL: storetest.StartCluster(t, 3)})
+	s := begun(t, storetest.StartCluster(t, 3))
 	s.Start(ctx)
 	requests := map[string]bool{}
 	for range 100 { // over all shards and nodes

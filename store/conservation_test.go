@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"maps"
 	"slices"
 	"testing"
@@ -256,7 +257,7 @@ func (w *world) crash(t *rapid.T) {
 		w.buckets[w.key(h)] = h
 	}
 	d.Lease = time.Millisecond
-	calls, err := admitCalls(d)
+	calls, err := admitCalls(d, 0)
 	require.NoError(t, err)
 	ran := rapid.IntRange(0, len(calls)-1).Draw(t, "the script that ran")
 	reply := w.store.run(t.Context(), calls[ran:ran+1])[0]
@@ -279,6 +280,37 @@ func (w *world) crash(t *rapid.T) {
 		time.Sleep(time.Millisecond)
 	}
 	t.Fatalf("what half an admission holds stays")
+}
+
+// lose takes windows and the generation away, and lets a worker rebuild them
+// from what has been delivered, while a request ends in the middle of it.
+func (w *world) lose(t *rapid.T) {
+	shard := domain.ShardOf(w.tenant.identity)
+	gone := []string{generationKey(shard)}
+	for key, h := range w.buckets {
+		if classOf(h.Kind) == classWindow && rapid.Bool().Draw(t, "lost") {
+			gone = append(gone, key)
+		}
+	}
+	require.NoError(t, w.store.client.Del(t.Context(), gone...).Err())
+	a, err := w.store.Admit(t.Context(), w.decide(t))
+	require.NoError(t, err)
+	require.True(t, a.BudgetsUnknown)
+	lost, err := w.store.Advance(t.Context(), time.Time{})
+	require.NoError(t, err)
+	require.Equal(t, []int{shard}, lost)
+	require.NoError(t, w.store.Rebuild(t.Context(), lost, func(_ context.Context, requests []string) (domain.BudgetSums, error) {
+		sums := domain.BudgetSums{Spent: map[string]int64{}, Owner: map[string]string{}, Settled: map[string]bool{}}
+		for id, row := range w.ledger {
+			sums.Settled[id] = slices.Contains(requests, id)
+			for _, name := range row.Budgets {
+				sums.Owner[name] = w.tenant.identity
+				sums.Spent[name] += chargeOf(name, row)
+			}
+		}
+		rapid.SampledFrom([]func(*rapid.T){w.settle, w.refund, func(*rapid.T) {}}).Draw(t, "meanwhile")(t)
+		return sums, nil
+	}))
 }
 
 // turn moves the gateway's clock, over midnights, a change of the clocks and
@@ -368,7 +400,8 @@ func conserve(t *testing.T, s *Store, steps int) {
 			t.Repeat(map[string]func(*rapid.T){
 				"reserve": w.reserve, "reserve more": w.reserve, "settle": w.settle, "refund": w.refund, "repeat": w.repeat,
 				"pay": w.pay, "expire": w.expire, "crash": w.crash, "windows turn": w.turn, "scripts are forgotten": w.forget, "deliver": w.deliver,
-				"": w.check,
+				"windows are lost": w.lose,
+				"":                 w.check,
 			})
 			w.rest(t)
 		})
@@ -389,5 +422,5 @@ func TestNothingIsLostOrOversold(t *testing.T) {
 	if testing.Short() {
 		steps = 100
 	}
-	conserve(t, open(t, Options{URL: storetest.Start(t).URL}), steps)
+	conserve(t, begun(t, storetest.Start(t).URL), steps)
 }

@@ -119,7 +119,7 @@ func TestHoldOfABalanceStandsFirst(t *testing.T) {
 // again after a loss.
 func TestCreditsAreSums(t *testing.T) {
 	t.Parallel()
-	s := open(t, Options{URL: storetest.Start(t).URL}) // the marks are everybody's
+	s := begun(t, storetest.Start(t).URL) // the marks are everybody's
 	o := newTenant()
 	left := func() int64 { return refusal(t, s, o.decide(domain.BalanceHold(o.identity, maxBudget))).Remaining }
 	mark := func() int64 {

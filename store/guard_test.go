@@ -50,6 +50,7 @@ func guardedStore(t *testing.T) guarded {
 	t.Helper()
 	g := guarded{server: storetest.Start(t), log: &lines{}, changes: &atomic.Int64{}}
 	g.Store = open(t, Options{URL: g.server.URL, Log: slog.New(slog.NewTextHandler(g.log, nil)), OnChange: func() { g.changes.Add(1) }})
+	require.NoError(t, rebuild(g.Store))
 	g.Start(context.Background())
 	g.Start(context.Background()) // once is enough, twice is harmless
 	return g

@@ -59,6 +59,8 @@ func (p part) reservation(request string) string { return p.tag + ":res:" + requ
 
 func (p part) open() string { return p.tag + ":open" }
 
+func (p part) generation() string { return p.tag + ":generation" }
+
 func (p part) outbox() string { return p.tag + ":outbox" }
 
 func (p part) repair() string { return p.tag + ":repair" }
@@ -84,6 +86,12 @@ func deadKey(shard int) string { return shardTag(shard) + ":dead" }
 func explainedKey(shard int) string { return shardTag(shard) + ":explained" }
 
 func explainedOrderKey(shard int) string { return explainedKey(shard) + ":order" }
+
+// generationKey is missing, or lower than it was, where a shard has lost writes;
+// lookKey names the latest attempt to mend that.
+func generationKey(shard int) string { return shardTag(shard) + ":generation" }
+
+func lookKey(shard int) string { return shardTag(shard) + ":rebuild" }
 
 func probeKey(shard int) string { return shardTag(shard) + ":probe" }
 

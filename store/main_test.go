@@ -36,6 +36,16 @@ func run(m *testing.M) int {
 			return 1
 		}
 	}
+	if sharedURL != "" {
+		s, err := Open(Options{URL: sharedURL})
+		if err == nil {
+			err = errors.Join(rebuild(s), s.Close())
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
 	code := m.Run()
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
@@ -63,6 +73,26 @@ func open(t testing.TB, o Options) *Store {
 	s, err := Open(o)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+// rebuild does what a worker does at the first look at a store, with a ledger
+// that has nothing.
+func rebuild(s *Store) error {
+	lost, err := s.Advance(context.Background(), time.Time{})
+	if err != nil {
+		return err
+	}
+	return s.Rebuild(context.Background(), lost, func(context.Context, []string) (domain.BudgetSums, error) {
+		return domain.BudgetSums{}, nil
+	})
+}
+
+// begun opens a server of the test's own whose budgets a worker has looked at.
+func begun(t testing.TB, url string) *Store {
+	t.Helper()
+	s := open(t, Options{URL: url})
+	require.NoError(t, rebuild(s))
 	return s
 }
 

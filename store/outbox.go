@@ -47,13 +47,15 @@ func (s *Store) ReadOutbox(ctx context.Context, r domain.OutboxRead) ([]domain.O
 }
 
 // filledShards lists the shards whose outbox holds anything, beginning at
-// another one each time, so that a full one starves no other.
+// another one each time, so that a full one starves no other. A shard that has
+// lost writes is left as it is until it is rebuilt.
 func (s *Store) filledShards(ctx context.Context) ([]int, error) {
-	lengths := make([]*redis.IntCmd, domain.Shards)
+	lengths, whole := make([]*redis.IntCmd, domain.Shards), make([]*redis.IntCmd, domain.Shards)
 	err := s.do(ctx, "measure outbox", func(ctx context.Context) error {
 		pipe := s.client.Pipeline()
 		for shard := range lengths {
 			lengths[shard] = pipe.XLen(ctx, outboxKey(shard))
+			whole[shard] = pipe.Exists(ctx, generationKey(shard))
 		}
 		_, err := pipe.Exec(ctx)
 		return err
@@ -65,7 +67,7 @@ func (s *Store) filledShards(ctx context.Context) ([]int, error) {
 	first := int(s.turn.Add(1) % domain.Shards)
 	for i := range domain.Shards {
 		shard := (first + i) % domain.Shards
-		if lengths[shard].Val() > 0 {
+		if lengths[shard].Val() > 0 && whole[shard].Val() > 0 {
 			filled = append(filled, shard)
 		}
 	}

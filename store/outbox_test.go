@@ -34,7 +34,7 @@ func outboxOf(t testing.TB, s *Store, o tenant) []domain.UsageRecord {
 func private(t *testing.T, args ...string) (*Store, *storetest.Server) {
 	t.Helper()
 	server := storetest.Start(t, args...)
-	return open(t, Options{URL: server.URL}), server
+	return begun(t, server.URL), server
 }
 
 func settleMany(t *testing.T, s *Store, n int) map[string]bool {

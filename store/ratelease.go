@@ -68,7 +68,7 @@ func (s *Store) Note(ctx context.Context, decisions []domain.Decision) error {
 				d.Lease = domain.DefaultLease
 			}
 			own, _ := split(d.Identity, d.Holds)
-			calls[i] = reserveCall(own, d, raw)
+			calls[i] = reserveCall(own, d, raw, 0) // it has no windows
 		}
 		if err := firstError(s.run(ctx, calls)); err != nil {
 			return fmt.Errorf("note requests: %w", err)

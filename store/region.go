@@ -28,7 +28,7 @@ func regionOnly(d domain.Decision) domain.Decision {
 // left to those who end them whole.
 func (s *Store) sweepRegion(ctx context.Context, most int) error {
 	index := part{tag: regionTag}
-	requests, err := s.run(ctx, []call{{script: lua.Expired, keys: []string{index.open()}, args: []any{most}}})[0].StringSlice()
+	requests, err := s.run(ctx, []call{{script: lua.Expired, keys: []string{index.open(), index.open()}, args: []any{most}}})[0].StringSlice()
 	if err != nil || len(requests) == 0 {
 		return err
 	}

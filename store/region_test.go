@@ -156,7 +156,7 @@ func TestEveryEndGivesBackWhatTheRegionLent(t *testing.T) {
 // the identity was not, or when the identity was settled and the region was not.
 func TestHalfAnAdmissionIsSwept(t *testing.T) {
 	t.Parallel()
-	s, ctx := open(t, Options{URL: storetest.Start(t).URL}), context.Background()
+	s, ctx := begun(t, storetest.Start(t).URL), context.Background()
 	region := newCeiling()
 	half := func(o tenant, lease time.Duration) domain.Decision {
 		d := o.decide(o.hold(domain.LimitInFlight, 1, 1), region.hold(domain.LimitTPM, 1, 60), region.hold(domain.LimitInFlight, 9, 1))
@@ -165,7 +165,7 @@ func TestHalfAnAdmissionIsSwept(t *testing.T) {
 		return d
 	}
 	never := half(newTenant(), time.Millisecond)
-	calls, err := admitCalls(never)
+	calls, err := admitCalls(never, 0)
 	require.NoError(t, err)
 	require.NoError(t, firstError(s.run(ctx, calls[1:])))
 	settled := half(newTenant(), time.Millisecond)
@@ -173,11 +173,11 @@ func TestHalfAnAdmissionIsSwept(t *testing.T) {
 	require.NoError(t, firstError(s.run(ctx, closeCalls(settled, closing{record: []byte("x"), used: nothingUsed})[:1])))
 	// This one runs: its own reservation lives, whatever became of the other half.
 	running := half(newTenant(), time.Minute)
-	calls, err = admitCalls(running)
+	calls, err = admitCalls(running, 0)
 	require.NoError(t, err)
 	require.NoError(t, firstError(s.run(ctx, calls[:1])))
 	running.Lease = time.Millisecond
-	calls, err = admitCalls(running)
+	calls, err = admitCalls(running, 0)
 	require.NoError(t, err)
 	require.NoError(t, firstError(s.run(ctx, calls[1:])))
 	gone := part{tag: regionTag}

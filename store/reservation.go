@@ -20,6 +20,7 @@ const (
 	reserveCharged = 0
 	reserveRefused = 1
 	reserveClosed  = 2
+	reserveUnknown = 3
 )
 
 // undoTimeout bounds the undoing of half an admission, which must happen even
@@ -49,15 +50,17 @@ func (s *Store) Admit(ctx context.Context, d domain.Decision) (domain.Admission,
 	if d.Lease <= 0 {
 		d.Lease = domain.DefaultLease
 	}
-	calls, err := admitCalls(d)
+	calls, err := admitCalls(d, s.seen(domain.ShardOf(d.Identity)))
 	if err != nil {
 		return domain.Admission{}, fmt.Errorf("admit request: %w", err)
 	}
 	cmds := s.run(ctx, calls)
-	admission, undo, err := readParts(d, cmds)
+	admission, undo, err := s.readParts(d, cmds)
 	admission = align(admission, d.Holds)
 	switch {
 	case err != nil:
+	case admission.BudgetsUnknown:
+		return domain.Admission{BudgetsUnknown: true}, s.undo(ctx, undo...)
 	case admission.Refusal != nil:
 		return admission, s.undo(ctx, undo...)
 	case d.Candidates[0].Slots > 0:
@@ -80,18 +83,18 @@ func (s *Store) Admit(ctx context.Context, d domain.Decision) (domain.Admission,
 
 // admitCalls are one for the identity's holds, one for the region's where there
 // are any, and one for the slot of the first candidate where that is limited.
-func admitCalls(d domain.Decision) ([]call, error) {
+func admitCalls(d domain.Decision, seen int64) ([]call, error) {
 	raw, err := encodeDecision(d)
 	if err != nil {
 		return nil, err
 	}
 	own, region := split(d.Identity, d.Holds)
-	calls := []call{reserveCall(own, d, raw)}
+	calls := []call{reserveCall(own, d, raw, seen)}
 	if len(region.holds) > 0 {
 		if raw, err = encodeDecision(regionOnly(d)); err != nil {
 			return nil, err
 		}
-		calls = append(calls, reserveCall(region, d, raw))
+		calls = append(calls, reserveCall(region, d, raw, 0)) // it has no windows
 	}
 	if first := d.Candidates[0]; first.Slots > 0 {
 		calls = append(calls, slotCall(first.Channel, d.RequestID, d.Lease, first.Slots))
@@ -101,7 +104,7 @@ func admitCalls(d domain.Decision) ([]call, error) {
 
 // readParts reads the answers about holds. Where one part refuses, undo gives
 // back the rest; every answer is known then, so it leaves no tombstone.
-func readParts(d domain.Decision, cmds []*redis.Cmd) (a domain.Admission, undo []call, err error) {
+func (s *Store) readParts(d domain.Decision, cmds []*redis.Cmd) (a domain.Admission, undo []call, err error) {
 	own, region := split(d.Identity, d.Holds)
 	parts := []part{own, region}
 	if len(region.holds) == 0 {
@@ -113,8 +116,12 @@ func readParts(d domain.Decision, cmds []*redis.Cmd) (a domain.Admission, undo [
 		if err != nil {
 			return domain.Admission{}, nil, err
 		}
+		if i == 0 && !one.BudgetsUnknown {
+			s.see(domain.ShardOf(d.Identity), reply[3])
+		}
 		a.Remaining, a.Reset = append(a.Remaining, one.Remaining...), append(a.Reset, one.Reset...)
-		if one.Refusal == nil {
+		a.BudgetsUnknown = a.BudgetsUnknown || one.BudgetsUnknown
+		if one.Refusal == nil && !one.BudgetsUnknown {
 			undo = append(undo, closeCall(p, d, closing{used: nothingUsed, forget: noTombstone}))
 		}
 		a.Refusal = sooner(a.Refusal, one.Refusal)
@@ -184,12 +191,15 @@ func readAdmission(holds []domain.Hold, reply []int64, err error) (domain.Admiss
 	if len(reply) > 0 && reply[0] == reserveClosed {
 		return domain.Admission{}, ErrClosed
 	}
-	if len(reply) != 3+2*len(holds) || reply[1] > int64(len(holds)) {
+	if len(reply) > 0 && reply[0] == reserveUnknown {
+		return domain.Admission{BudgetsUnknown: true}, nil
+	}
+	if len(reply) != 4+2*len(holds) || reply[1] > int64(len(holds)) {
 		return domain.Admission{}, fmt.Errorf("reserve answered %d numbers for %d holds", len(reply), len(holds))
 	}
 	a := domain.Admission{Remaining: make([]int64, len(holds)), Reset: make([]time.Duration, len(holds))}
 	for i := range holds {
-		a.Remaining[i], a.Reset[i] = reply[3+2*i], time.Duration(reply[4+2*i])*time.Millisecond
+		a.Remaining[i], a.Reset[i] = reply[4+2*i], time.Duration(reply[5+2*i])*time.Millisecond
 	}
 	if reply[0] == reserveRefused {
 		i := reply[1] - 1

@@ -19,7 +19,7 @@ func TestAFailoverIsSurvived(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	primary, url := storetest.StartSentinel(t)
-	s := open(t, Options{URL: url})
+	s := begun(t, url)
 	s.Start(ctx)
 	o := newTenant()
 	d := o.decide(o.hold(domain.LimitBudgetDay, 100, 30), o.hold(domain.LimitInFlight, 5, 1))

@@ -77,6 +77,8 @@ type Store struct {
 	log    *slog.Logger
 	// turn makes probes and outbox reads begin at another shard each time.
 	turn atomic.Uint64
+	// generations are the highest that this process has seen, by shard.
+	generations [domain.Shards]atomic.Int64
 }
 
 // quietClient keeps the client library from writing to standard error on its

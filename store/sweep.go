@@ -11,7 +11,8 @@ import (
 )
 
 // Expired lists up to most open reservations whose lease has ended, by the
-// store's own clock. An entry that cannot be read is dropped from the index.
+// store's own clock. An entry that cannot be read is dropped from the index. A
+// shard that has lost writes names none until it is rebuilt.
 // What half an admission left behind in the region's own buckets is given back
 // on the way.
 func (s *Store) Expired(ctx context.Context, most int) ([]domain.ExpiredReservation, error) {
@@ -20,7 +21,7 @@ func (s *Store) Expired(ctx context.Context, most int) ([]domain.ExpiredReservat
 	}
 	calls := make([]call, domain.Shards)
 	for shard := range calls {
-		calls[shard] = call{script: lua.Expired, keys: []string{openKey(shard)}, args: []any{most}}
+		calls[shard] = call{script: lua.Expired, keys: []string{openKey(shard), generationKey(shard)}, args: []any{most}}
 	}
 	cmds := s.run(ctx, calls)
 	if err := firstError(cmds); err != nil {

@@ -65,7 +65,7 @@ func TestEveryTopology(t *testing.T) {
 		for _, top := range topologies {
 			t.Run(kind.Name+", "+top.name, func(t *testing.T) {
 				url, disturb := top.start(t, kind)
-				s := open(t, Options{URL: url})
+				s := begun(t, url)
 				conserve(t, s, 200)
 				s.Start(t.Context())
 				l := newLoad(s)

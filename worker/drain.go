@@ -60,6 +60,8 @@ func outlive(ctx context.Context, limit time.Duration) (context.Context, context
 // set aside. It returns how many entries were read. Once they are read it
 // fails only when ctx ends; they then stay in the outbox and come again.
 func (w *Worker) drainBatch(ctx context.Context) (int, error) {
+	w.batch.Lock()
+	defer w.batch.Unlock()
 	var entries []domain.OutboxEntry
 	err := w.call(ctx, opRead, func(ctx context.Context) (err error) {
 		entries, err = w.opts.Outbox.ReadOutbox(ctx, domain.OutboxRead{

@@ -18,6 +18,8 @@ type BudgetSums interface {
 	// BudgetSums sums requests admitted at since or later, and tells which of
 	// the given requests it has.
 	BudgetSums(ctx context.Context, since time.Time, requests []string) (domain.BudgetSums, error)
+	// Newest is the end of the newest record; zero when there is none.
+	Newest(ctx context.Context) (time.Time, error)
 }
 
 // compareBudgets keeps the gauges of drift until ctx ends. Store and ledger are

@@ -43,6 +43,8 @@ func (f *fakeBudgets) BudgetSums(_ context.Context, since time.Time, requests []
 	return domain.BudgetSums{Since: since, Spent: map[string]int64{budgetName: 90}}, nil
 }
 
+func (f *fakeBudgets) Newest(context.Context) (time.Time, error) { return time.Time{}, nil }
+
 func (f *fakeBudgets) seen() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -86,5 +88,5 @@ func TestDriftNeedsBothSides(t *testing.T) {
 	opts := options(newOutbox(), newLedger(), &fakeStore{})
 	opts.Budgets = &fakeBudgets{}
 	_, err := New(opts)
-	require.ErrorContains(t, err, "Budgets and BudgetSums go together")
+	require.ErrorContains(t, err, "Budgets needs BudgetSums")
 }

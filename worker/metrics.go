@@ -29,13 +29,16 @@ var (
 	opBudgets    = operation{"budgets", checkStore}
 	opAppend     = operation{"append", checkLedger}
 	opBudgetSums = operation{"budget_sums", checkLedger}
+	opNewest     = operation{"newest", checkLedger}
+	opAdvance    = operation{"advance", checkStore}
+	opRebuild    = operation{"rebuild", checkBudgets}
 	opCredits    = operation{"credits", checkLedger}
 	opCreditMark = operation{"credit_mark", checkStore}
 	opSetCredits = operation{"set_credits", checkStore}
 
 	operations = []operation{
 		opRead, opAck, opDeadLetter, opExpired, opSettle, opStats, opBudgets, opAppend, opBudgetSums,
-		opCredits, opCreditMark, opSetCredits,
+		opCredits, opCreditMark, opSetCredits, opNewest, opAdvance, opRebuild,
 	}
 )
 
@@ -63,6 +66,9 @@ type metrics struct {
 	comparedBudgets prometheus.Gauge
 	// Used by carryCredits.
 	credits prometheus.Counter
+	// Used by keepGenerations.
+	lostShards prometheus.Gauge
+	rebuilt    prometheus.Counter
 	// Used by all.
 	errors *prometheus.CounterVec // operation
 }
@@ -92,6 +98,9 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		drift: gauge("drift_micros",
 			"Money by which budget counters differ from the ledger, in millionths of the currency unit; anything but 0 is a fault."),
 		comparedBudgets: gauge("drift_compared_budgets", "Budgets that the last comparison with the ledger looked at."),
+		lostShards: gauge("lost_shards",
+			"Shards of the store that have lost writes; budgeted requests there are refused until their budgets are rebuilt from the ledger."),
+		rebuilt: prometheus.NewCounter(counter("shards_rebuilt_total", "Shards of the store whose budgets were rebuilt from the ledger.")),
 		credits: prometheus.NewCounter(counter("credits_carried_total",
 			"Sums of what an identity has paid in that were brought to the store; some were there already.")),
 		errors: prometheus.NewCounterVec(counter("errors_total", "Calls of the store or the ledger that failed."), []string{"operation"}),
@@ -105,7 +114,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	var errs []error
 	for _, c := range []prometheus.Collector{
 		m.written, m.duplicates, m.deadLetters, m.appendTime, m.swept,
-		m.openReservations, m.outboxEntries, m.outboxAge, m.drift, m.comparedBudgets, m.credits, m.errors,
+		m.openReservations, m.outboxEntries, m.outboxAge, m.drift, m.comparedBudgets, m.credits, m.lostShards, m.rebuilt, m.errors,
 	} {
 		errs = append(errs, reg.Register(c))
 	}

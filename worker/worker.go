@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -52,14 +53,17 @@ type Options struct {
 	Ledger       Ledger
 	Reservations Reservations
 	Stats        Stats
-	// Budgets and BudgetSums are compared every DriftInterval; nil, both of
-	// them, compares nothing.
+	// Budgets and BudgetSums are compared every DriftInterval; without Budgets
+	// nothing is compared.
 	Budgets    Budgets
 	BudgetSums BudgetSums
 	// Credits and CreditStore join what was paid in, from the ledger to the store,
 	// every CreditInterval; nil, both of them, carries nothing.
 	Credits     Credits
 	CreditStore CreditStore
+	// Generations are looked after every AdvanceInterval, with BudgetSums to
+	// rebuild what was lost; nil looks after none.
+	Generations Generations
 	// Consumer is the stable name of this instance: after a restart under the
 	// same name it owns what it had read before.
 	Consumer   string
@@ -92,6 +96,9 @@ type Options struct {
 	DriftInterval time.Duration
 	// CreditInterval between two looks for top-ups; default 250 ms.
 	CreditInterval time.Duration
+	// AdvanceInterval between two looks whether the store has lost writes;
+	// default 1 s. What was written since the last look may be lost unseen.
+	AdvanceInterval time.Duration
 	// CallLimit bounds one call of the store or the ledger; default 30 s.
 	CallLimit time.Duration
 	// BackoffMin and BackoffMax bound the growing pause after a failure;
@@ -128,6 +135,7 @@ func (o *Options) setDefaults() {
 		{&o.StatsInterval, 5 * time.Second},
 		{&o.DriftInterval, 5 * time.Minute},
 		{&o.CreditInterval, 250 * time.Millisecond},
+		{&o.AdvanceInterval, time.Second},
 		{&o.CallLimit, 30 * time.Second},
 		{&o.BackoffMin, 100 * time.Millisecond},
 		{&o.BackoffMax, 5 * time.Second},
@@ -156,8 +164,11 @@ func (o *Options) validate() error {
 			errs = append(errs, fmt.Errorf("worker option %s is missing", need.name))
 		}
 	}
-	if (o.Budgets == nil) != (o.BudgetSums == nil) {
-		errs = append(errs, errors.New("worker options Budgets and BudgetSums go together"))
+	if o.Budgets != nil && o.BudgetSums == nil {
+		errs = append(errs, errors.New("worker option Budgets needs BudgetSums"))
+	}
+	if o.Generations != nil && o.BudgetSums == nil {
+		errs = append(errs, errors.New("worker option Generations needs BudgetSums"))
 	}
 	if (o.Credits == nil) != (o.CreditStore == nil) {
 		errs = append(errs, errors.New("worker options Credits and CreditStore go together"))
@@ -165,13 +176,15 @@ func (o *Options) validate() error {
 	return errors.Join(errs...)
 }
 
-// Worker is the service. Its loops share nothing but what Options holds.
+// Worker is the service. Its loops share nothing but what Options holds, and batch.
 type Worker struct {
 	opts    Options
 	metrics *metrics
 
 	// resumed is true once the outbox was read; confined to drain.
 	resumed bool
+	// batch is held while records are between outbox and ledger.
+	batch sync.Mutex
 }
 
 // New returns a Worker that has done no I/O yet. The errors are missing
@@ -203,6 +216,9 @@ func (w *Worker) Run(ctx context.Context) error {
 	if w.opts.Credits != nil {
 		g.Go(func() error { w.carryCredits(ctx); return nil })
 	}
+	if w.opts.Generations != nil {
+		g.Go(func() error { w.keepGenerations(ctx); return nil })
+	}
 	g.Go(func() error { w.drain(ctx, swept); return nil })
 	return g.Wait()
 }
@@ -211,7 +227,12 @@ func (w *Worker) Run(ctx context.Context) error {
 // Its failure is counted under op and logged here, and becomes the state of
 // the health check called check.
 func (w *Worker) call(ctx context.Context, op operation, do func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, w.opts.CallLimit)
+	return w.callFor(ctx, w.opts.CallLimit, op, do)
+}
+
+// callFor is call with a deadline that is not CallLimit.
+func (w *Worker) callFor(ctx context.Context, limit time.Duration, op operation, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	err := do(ctx)
 	if errors.Is(err, context.Canceled) {
@@ -221,13 +242,11 @@ func (w *Worker) call(ctx context.Context, op operation, do func(context.Context
 		w.metrics.errors.WithLabelValues(op.name).Inc()
 		w.opts.Logger.Warn("worker call failed", slog.String("operation", op.name), telemetry.Err(err))
 	}
-	if w.opts.Health != nil {
-		health := err
-		if errors.Is(err, domain.ErrRejected) {
-			health = nil // it answers; the record is at fault
-		}
-		w.opts.Health.Set(op.check, health)
+	health := err
+	if errors.Is(err, domain.ErrRejected) {
+		health = nil // it answers; the record is at fault
 	}
+	w.setHealth(op.check, health)
 	return err
 }
 

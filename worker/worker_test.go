@@ -38,7 +38,7 @@ func TestMetricsAreClean(t *testing.T) {
 	telemetrytest.Lint(t, reg)
 	n, err := testutil.GatherAndCount(reg)
 	require.NoError(t, err)
-	assert.Equal(t, 9+len(operations)+len(sweepResults), n, "every series is there before its first event")
+	assert.Equal(t, 12+len(operations)+len(sweepResults), n, "every series is there before its first event")
 }
 
 func TestGaugesFollowTheStore(t *testing.T) {

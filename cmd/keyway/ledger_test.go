@@ -143,6 +143,12 @@ func settledBooks(t *testing.T) books {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, b.ledger.Close()) })
 
+	lost, err := b.store.Advance(t.Context(), time.Time{})
+	require.NoError(t, err)
+	require.NoError(t, b.store.Rebuild(t.Context(), lost, func(ctx context.Context, requests []string) (domain.BudgetSums, error) {
+		return b.ledger.BudgetSums(ctx, domain.RebuildBegin(time.Now()), requests)
+	}))
+
 	day := time.Now().UTC().Format(time.DateOnly)
 	decide := func(id string) domain.Decision {
 		return domain.Decision{

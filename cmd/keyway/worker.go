@@ -29,8 +29,9 @@ func newWorker() *cobra.Command {
 		Long: `Run the worker, which does what need not be on a request's path: it carries
 settlements from the store's outbox into the ledger, each exactly once, and what
 prepaid identities have paid in from the ledger into the store; it settles
-reservations whose owner died, and compares the budgets' counters with the
-ledger.
+reservations whose owner died, compares the budgets' counters with the ledger,
+and rebuilds them from it when the store has lost writes. A new store counts as
+one that has: budgeted requests need a worker to have looked at it once.
 
 Several may run under different --consumer names. At a stop it finishes its
 batch and empties the outbox as far as --stop-limit allows; the rest waits in
@@ -91,6 +92,7 @@ func runWorker(cmd *cobra.Command, f workerFlags) (err error) {
 		Outbox: regional, Ledger: book, Reservations: regional, Stats: regional, Consumer: f.Consumer,
 		Registerer: p.registry, Logger: p.logger, Health: p.health, StopLimit: f.StopLimit, ReclaimIdle: f.Reclaim,
 		Budgets: regional, BudgetSums: book, DriftInterval: f.Drift, Credits: book, CreditStore: regional,
+		Generations: regional,
 	})
 	if err != nil {
 		return err
