@@ -28,6 +28,7 @@ ALONE := keyway/store
 FUZZTIME ?= 20s
 CHAOS    ?= 5m
 DRIFTS   ?= 1000
+SILENCE  ?= 120s
 
 .PHONY: help up build parts test unit fuzz e2e chaos drills bench bench-store corpus lint fmt generate check ci
 
@@ -65,6 +66,8 @@ chaos: parts ## Run the chaos test for CHAOS (5m).
 
 drills: parts ## End DRIFTS (1000) requests in each way, kills included; nothing may drift.
 	$(TEST_ENV) $(GO) test -count=1 -timeout 30m -run '^(TestCase050|TestDrills)$$' -v ./e2e -drifts $(DRIFTS)
+silence: parts ## Let providers be silent for SILENCE (120s) in real time.
+	$(TEST_ENV) $(GO) test -count=1 -timeout 60m -run '^TestCase02[13]' -v ./e2e -silence $(SILENCE)
 
 bench: parts ## Measure against bare Envoy; figures go to docs/benchmarks.md.
 	$(TEST_ENV) $(GO) test -run '^$$' -bench . -benchtime 1x -count=1 -timeout 60m ./e2e/bench

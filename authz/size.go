@@ -89,6 +89,7 @@ func (s *Server) decide(z sizing) (domain.Decision, terms) {
 		Model: first.Name, Stream: z.peek.Stream,
 		PromptTokens: sizes[0].prompt, OutputCap: sizes[0].output, PromptEstimate: z.peek.PromptTokens, Class: sizes[0].class,
 		AdmittedAt: now, Price: price, Holds: holds, Lease: z.snap.Lease,
+		Heartbeat: first.Heartbeat, IdleLimit: first.IdleLimit,
 	}, terms{inject: inject, open: openWindow(holds, own, shared)}
 }
 

@@ -41,6 +41,11 @@ const (
 	DefaultHiddenPromptFloor = 4096
 	// DefaultOpenWindow covers a failover of the store.
 	DefaultOpenWindow = 10 * time.Second
+	// DefaultHeartbeat is one second, for the way to the client, below the 15
+	// seconds that no stream is to be silent for.
+	DefaultHeartbeat = 14 * time.Second
+	// DefaultIdleLimit is how long the longest answers take in all.
+	DefaultIdleLimit = 10 * time.Minute
 	// DefaultCooldownFirst is short: it follows failures that say nothing of
 	// their length, and the next trial doubles it where they last.
 	DefaultCooldownFirst = 2 * time.Second
@@ -157,6 +162,8 @@ func fillModel(m *keywayv1.Model) {
 	}
 	orDefault(&m.Strategy, string(domain.StrategyWeighted))
 	orDefault(&m.State, string(domain.ModelActive))
+	orDuration(&m.Heartbeat, DefaultHeartbeat)
+	orDuration(&m.IdleLimit, DefaultIdleLimit)
 	for _, p := range m.Prices {
 		fillPrice(p)
 	}

@@ -189,6 +189,8 @@ func compileModels(cfg *keywayv1.Config) map[string]domain.Model {
 			State:     domain.ModelState(m.State),
 			Sunset:    day(m.Sunset),
 			Notice:    m.Notice,
+			Heartbeat: m.Heartbeat.AsDuration(),
+			IdleLimit: m.IdleLimit.AsDuration(),
 		}
 	}
 	return out

@@ -26,6 +26,12 @@ const (
 	maxWeight         = 1_000_000
 	maxTokens         = 1 << 31 // usage above this is refused as nonsense
 
+	// A heartbeat in much less than a second only costs; 15 s are promised.
+	minHeartbeat = 100 * time.Millisecond
+	maxHeartbeat = 15 * time.Second
+	minIdleLimit = 500 * time.Millisecond
+	maxIdleLimit = time.Hour
+
 	// maxPriceMicros is 100 000 currency units per million tokens: enough for
 	// the dearest model in the smallest currency, and small enough that 90
 	// million tokens in one request do not overflow the sum.
@@ -190,6 +196,8 @@ func (c *checker) model(at string, m *keywayv1.Model) {
 	case m.ContextWindow > 0 && m.HiddenPromptFloor > m.ContextWindow:
 		c.add(at+".hidden_prompt_floor", "%d is more than the context window of %d", m.HiddenPromptFloor, m.ContextWindow)
 	}
+	c.duration(at+".heartbeat", m.Heartbeat, span{minHeartbeat, maxHeartbeat})
+	c.duration(at+".idle_limit", m.IdleLimit, span{minIdleLimit, maxIdleLimit})
 	if len(m.Prices) == 0 {
 		c.add(at+".prices", "is missing; a model has at least one price version")
 	}

@@ -63,6 +63,10 @@ type Model struct {
 	// HiddenPromptFloor in tokens is the least that is reserved for a prompt
 	// which does not stand in the request; 0 is none.
 	HiddenPromptFloor int64
+	// Heartbeat is how long a stream may be silent before the client gets a
+	// heartbeat, IdleLimit how long before it is ended.
+	Heartbeat time.Duration
+	IdleLimit time.Duration
 	// Price is the version in force.
 	Price Price
 	// Channels that serve the model, in the order of the file.

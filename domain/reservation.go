@@ -73,6 +73,10 @@ type Decision struct {
 	Lease time.Duration
 	// FirstByteLimit is how long one attempt may wait for response headers.
 	FirstByteLimit time.Duration
+	// Heartbeat and IdleLimit are the model's: after how long a silent stream
+	// gets a heartbeat, and after how long it is ended. 0 never does.
+	Heartbeat time.Duration
+	IdleLimit time.Duration
 }
 
 // Candidate returns the candidate of attempt n (1-based); ok is false beyond the list.

@@ -309,6 +309,19 @@ func (s *stack) rowsOf(t testing.TB, requestID string) []domain.UsageRecord {
 	return rows
 }
 
+// rowOf waits for the ledger row of one request.
+func (s *stack) rowOf(t testing.TB, requestID string) domain.UsageRecord {
+	t.Helper()
+	require.NotEmpty(t, requestID)
+	var rows []domain.UsageRecord
+	require.Eventually(t, func() bool {
+		rows = s.rowsOf(t, requestID)
+		return len(rows) > 0
+	}, patience, 50*time.Millisecond, "no row of request %s", requestID)
+	require.Len(t, rows, 1)
+	return rows[0]
+}
+
 // withCancel is the test's context with an end of its own.
 func withCancel(t testing.TB) (context.Context, context.CancelFunc) {
 	t.Helper()

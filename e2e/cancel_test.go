@@ -190,8 +190,9 @@ var breakings = []breaking{
 	{"error event, then a reset", `{"count":40,"pauses_ms":{"13":200},"error":{"after_frames":12,"continue":true},"reset_after":{"frames":14}}`, true, domain.OutcomeFailed},
 }
 
-// A stream that the upstream breaks never looks to the client like a whole one.
-func TestUpstreamEndsBadly(t *testing.T) {
+// Cases 8 and 17: a stream that the upstream breaks, or in which it reports an
+// error, never looks to the client like a whole one.
+func TestCase017UpstreamEndsBadly(t *testing.T) {
 	t.Parallel()
 	s := sharedStack(t)
 	for _, proto := range []string{"HTTP/1.1", "HTTP/2.0"} {

@@ -135,6 +135,8 @@ channels:
   - {name: tight, provider: a, secret: "file:{{(index .Faces 0).Secret}}", slots: 1, models: [{name: spill}]}
   - {name: sized, provider: b, secret: "file:{{(index .Faces 1).Secret}}", models: [{name: sized, upstream: m-sized}, {name: learned}]}
   - {name: spare, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 1, models: [{name: spill}]}
+  - {name: silent-a, provider: a, secret: "file:{{(index .Faces 0).Secret}}", models: [{name: quiet-a, upstream: m-quiet}, {name: dead-a, upstream: m-dead}]}
+  - {name: silent-tlsa, provider: tlsa, secret: "file:{{(index .Faces 3).Secret}}", models: [{name: quiet-tlsa, upstream: m-quiet}, {name: dead-tlsa, upstream: m-dead}]}
   - {name: priced, provider: c, secret: "file:{{(index .Faces 2).Secret}}", models: [{name: priced}]}
 {{- range .Rests}}
   - {name: {{.}}-a, provider: a, secret: "file:{{(index $.Faces 0).Secret}}", cooldown: obey, slots: 5000, models: [{name: {{.}}, upstream: m-{{.}}}, {name: {{.}}-other, upstream: m-{{.}}-other}, {name: {{.}}-alone, upstream: m-{{.}}-alone}]}
@@ -165,6 +167,10 @@ models:
   - {name: spill, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: sized, max_output: 500, hidden_prompt_floor: 3000, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: learned, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: quiet-a, max_output: 64, heartbeat: 0.2s, idle_limit: 30s, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: quiet-tlsa, max_output: 64, heartbeat: 0.2s, idle_limit: 30s, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: dead-a, max_output: 64, heartbeat: 0.2s, idle_limit: 1s, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: dead-tlsa, max_output: 64, heartbeat: 0.2s, idle_limit: 1s, prices: [{version: v1, input: "1", output: "1"}]}
   - name: priced
     max_output: 64
     prices:

@@ -17,6 +17,10 @@ import (
 // so that no two can be confused.
 const sdkUsage = `[[fake:{"usage":{"input_uncached":31,"cache_read":7,"output":11,"reasoning":3},"count":5}]] hello`
 
+// sdkSilence is the same answer with a pause in it, and a line in each event after
+// which some SDKs stumble over heartbeats of another form.
+const sdkSilence = `[[fake:{"usage":{"input_uncached":31,"cache_read":7,"output":11,"reasoning":3},"count":5,"interleave":"id: 7\n","pauses_ms":{"4":900}}]] hello`
+
 // sdkCases are the calls that must work as they do against the provider itself.
 func sdkCases() []sdkcase.Case {
 	asked, refused := true, false
@@ -31,6 +35,9 @@ func sdkCases() []sdkcase.Case {
 			sdkcase.Case{Name: name("chat tools"), API: sdkcase.Chat, Stream: stream, Tools: true, Prompt: `[[fake:{"tool_call":true}]] weather`},
 			sdkcase.Case{Name: name("messages tools"), API: sdkcase.Messages, Stream: stream, Tools: true, Prompt: `[[fake:{"tool_call":true}]] weather`},
 		)
+	}
+	for _, api := range []sdkcase.API{sdkcase.Chat, sdkcase.Completions, sdkcase.Responses, sdkcase.Messages} {
+		cases = append(cases, sdkcase.Case{Name: string(api) + " with heartbeats", API: api, Stream: true, Model: "quiet-a", Prompt: sdkSilence})
 	}
 	return append(cases,
 		sdkcase.Case{Name: "chat usage asked", API: sdkcase.Chat, Stream: true, IncludeUsage: &asked, Prompt: sdkUsage},
@@ -98,7 +105,7 @@ func checkSDKResult(t *testing.T, c sdkcase.Case, result sdkcase.Result, rows ma
 	require.True(t, ok, "%s: no row of request %q", c.Name, requestIDOf(result))
 	require.Equal(t, domain.OutcomeSuccess, row.Outcome, c.Name)
 	require.Equal(t, domain.SourceUpstream, row.Source, c.Name)
-	if c.Prompt == sdkUsage {
+	if c.Prompt == sdkUsage || c.Prompt == sdkSilence {
 		require.Equal(t, fakeprovider.Text(5), result.Text, c.Name)
 		require.Equal(t, domain.Usage{InputUncached: 31, CacheRead: 7, Output: 11, Reasoning: row.Usage.Reasoning}, row.Usage, c.Name)
 	}

@@ -27,19 +27,24 @@ type watchStream struct {
 	notes string
 }
 
+// watchDoor is one response that comes by over ext_proc.
+type watchDoor struct {
+	server *Server
+	stream extprocv3.ExternalProcessor_ProcessServer
+	// w is nil until the head has come, and for a request that was never admitted.
+	w     *watch
+	pulse *pulse
+}
+
 // processWatch sees one response pass. The error that ends the stream says
 // nothing about how the response ended: what was seen before does, and the
 // deferred exit settles by it.
 func (s *Server) processWatch(stream extprocv3.ExternalProcessor_ProcessServer, ws watchStream) error {
 	s.watches.Add(1)
 	defer s.watches.Done()
-	var w *watch
-	defer func() {
-		if w != nil {
-			w.end()
-			s.ends.forget(ws.decision.RequestID)
-		}
-	}()
+	d := &watchDoor{server: s, stream: stream}
+	d.pulse = newPulse(d, ws.decision)
+	defer d.close()
 	for {
 		req, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
@@ -49,27 +54,87 @@ func (s *Server) processWatch(stream extprocv3.ExternalProcessor_ProcessServer, 
 			return err
 		}
 		start := time.Now()
-		switch msg := req.GetRequest().(type) {
-		case *extprocv3.ProcessingRequest_ResponseHeaders:
-			var resp *extprocv3.ProcessingResponse
-			w, resp = s.responseHead(ws, req.GetAttributes(), msg.ResponseHeaders)
-			err = stream.Send(resp)
-		case *extprocv3.ProcessingRequest_ResponseBody:
-			err = s.responseBody(stream, w, msg.ResponseBody)
-		case *extprocv3.ProcessingRequest_ResponseTrailers:
-			err = s.responseTrailers(stream, w)
-		default:
-			err = stream.Send(&extprocv3.ProcessingResponse{})
-		}
+		finished, err := d.message(req, ws)
 		s.metrics.added.WithLabelValues("watch").Observe(time.Since(start).Seconds())
 		if err != nil {
 			return err
 		}
-		if w != nil && w.finished {
+		if finished {
 			// The client has its answer; now the books.
-			w.end()
+			d.w.end()
 		}
 	}
+}
+
+// message answers one message of Envoy's; finished says that it was the last of
+// a watched answer.
+func (d *watchDoor) message(req *extprocv3.ProcessingRequest, ws watchStream) (finished bool, err error) {
+	d.pulse.mu.Lock()
+	defer d.pulse.mu.Unlock()
+	if d.pulse.stopped {
+		return false, nil // The pulse has ended the stream; this was on its way.
+	}
+	err = d.answer(req, ws)
+	return d.w != nil && d.w.finished, err
+}
+
+func (d *watchDoor) answer(req *extprocv3.ProcessingRequest, ws watchStream) error {
+	switch msg := req.GetRequest().(type) {
+	case *extprocv3.ProcessingRequest_ResponseHeaders:
+		var resp *extprocv3.ProcessingResponse
+		d.w, resp = d.server.responseHead(ws, req.GetAttributes(), msg.ResponseHeaders)
+		if d.w != nil && d.w.watcher != nil {
+			d.server.ends.expect(ws.decision.RequestID)
+			d.pulse.start()
+		}
+		return d.stream.Send(resp)
+	case *extprocv3.ProcessingRequest_ResponseBody:
+		return d.body(msg.ResponseBody)
+	case *extprocv3.ProcessingRequest_ResponseTrailers:
+		return d.trailers()
+	default:
+		return d.stream.Send(&extprocv3.ProcessingResponse{})
+	}
+}
+
+// close ends the watch, however the stream ended.
+func (d *watchDoor) close() {
+	d.pulse.mu.Lock()
+	defer d.pulse.mu.Unlock()
+	d.pulse.stop()
+	if d.w != nil {
+		d.w.end()
+		d.server.ends.forget(d.w.decision.RequestID)
+	}
+}
+
+// beat implements answering. Envoy takes bytes of ours only once it has given
+// some of the upstream's.
+func (d *watchDoor) beat() bool {
+	if d.w.firstByte.IsZero() || !d.w.readable() || !d.w.watcher.AtBoundary() {
+		return false
+	}
+	// An error means that the stream is over, which the handler hears as well.
+	if d.stream.Send(bodyChunk(wire.Heartbeat(d.w.decision.API), false)) != nil {
+		return false
+	}
+	d.server.metrics.heartbeats.Inc()
+	return true
+}
+
+// idle implements answering: the client gets an error event, or, where none can
+// stand, a broken answer. Either closes the way to the upstream.
+func (d *watchDoor) idle() {
+	d.server.metrics.idleEnds.Inc()
+	last := d.w.abort(errIdle)
+	resp := bodyChunk(last, true)
+	if d.w.firstByte.IsZero() || !d.w.isStream() || d.w.compressed() {
+		resp = immediate(d.w.decision, errIdle)
+	}
+	if err := d.stream.Send(resp); err != nil {
+		return // The stream is over; its handler settles.
+	}
+	d.w.end()
 }
 
 func (s *Server) responseHead(ws watchStream, attributes map[string]*structpb.Struct, h *extprocv3.HttpHeaders) (*watch, *extprocv3.ProcessingResponse) {
@@ -112,31 +177,33 @@ func headResponse(p watchPlan) *extprocv3.ProcessingResponse {
 	return resp
 }
 
-func (s *Server) responseBody(stream extprocv3.ExternalProcessor_ProcessServer, w *watch, b *extprocv3.HttpBody) error {
+func (d *watchDoor) body(b *extprocv3.HttpBody) error {
+	w := d.w
 	if w == nil || w.watcher == nil {
-		return stream.Send(bodyChunk(b.GetBody(), b.GetEndOfStream()))
-	}
-	if w.firstByte.IsZero() && len(b.GetBody()) > 0 {
-		s.metrics.ttft.Observe(s.now().Sub(w.decision.AdmittedAt).Seconds())
+		return d.stream.Send(bodyChunk(b.GetBody(), b.GetEndOfStream()))
 	}
 	out := w.chunk(b.GetBody())
 	if !b.GetEndOfStream() {
-		return stream.Send(bodyChunk(out, false))
+		err := d.stream.Send(bodyChunk(out, false))
+		d.pulse.passed()
+		return err
 	}
+	d.pulse.stop()
 	// The last bytes may lie in the watcher's buffer, which finish uses again.
 	out = bytes.Clone(out)
-	return stream.Send(bodyChunk(append(out, w.finish()...), true))
+	return d.stream.Send(bodyChunk(append(out, w.finish()...), true))
 }
 
-func (s *Server) responseTrailers(stream extprocv3.ExternalProcessor_ProcessServer, w *watch) error {
-	if w != nil && w.watcher != nil {
-		if tail := w.finish(); len(tail) > 0 {
-			if err := stream.Send(bodyChunk(tail, false)); err != nil {
+func (d *watchDoor) trailers() error {
+	d.pulse.stop()
+	if d.w != nil && d.w.watcher != nil {
+		if tail := d.w.finish(); len(tail) > 0 {
+			if err := d.stream.Send(bodyChunk(tail, false)); err != nil {
 				return err
 			}
 		}
 	}
-	return stream.Send(&extprocv3.ProcessingResponse{
+	return d.stream.Send(&extprocv3.ProcessingResponse{
 		Response: &extprocv3.ProcessingResponse_ResponseTrailers{ResponseTrailers: &extprocv3.TrailersResponse{}},
 	})
 }

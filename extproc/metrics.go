@@ -20,6 +20,8 @@ type metrics struct {
 	added         *prometheus.HistogramVec
 	estimateRatio prometheus.Histogram
 	lost          prometheus.Counter
+	heartbeats    prometheus.Counter
+	idleEnds      prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer, inFlight, journal func() float64) *metrics {
@@ -71,8 +73,16 @@ func newMetrics(r prometheus.Registerer, inFlight, journal func() float64) *metr
 			Name: "keyway_extproc_settlements_lost_total",
 			Help: "Settlements that neither the store nor the journal took; the sweeper ends them as abandoned.",
 		}),
+		heartbeats: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "keyway_extproc_heartbeats_total",
+			Help: "Heartbeats that went to clients while their upstreams were silent.",
+		}),
+		idleEnds: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "keyway_extproc_idle_ends_total",
+			Help: "Answers that were ended because their upstream had sent nothing for idle_limit.",
+		}),
 	}
-	r.MustRegister(m.requests, m.settlements, m.answers, m.cooldowns, m.tokens, m.costMicros, m.unpricedTiers, m.ttft, m.added, m.estimateRatio, m.lost,
+	r.MustRegister(m.heartbeats, m.idleEnds, m.requests, m.settlements, m.answers, m.cooldowns, m.tokens, m.costMicros, m.unpricedTiers, m.ttft, m.added, m.estimateRatio, m.lost,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "keyway_extproc_in_flight",
 			Help: "Requests whose holds this instance keeps alive.",

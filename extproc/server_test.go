@@ -289,6 +289,7 @@ func TestWatchTellsEndsApart(t *testing.T) {
 			for _, f := range tc.frames {
 				w.chunk([]byte(f))
 			}
+			s.ends.expect("req-1")
 			s.ends.tell("req-1", ending{byClient: tc.byClient})
 			if tc.clean {
 				w.finish()

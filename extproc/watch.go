@@ -89,7 +89,6 @@ func (s *Server) begin(d domain.Decision, a answer) (*watch, watchPlan) {
 			plan.remove = append(plan.remove, "content-length")
 		}
 		s.leases.hold(leaseOf(d, w.slotHolder()), time.Time{})
-		s.ends.expect(d.RequestID)
 	}
 	return w, plan
 }
@@ -191,6 +190,7 @@ func (w *watch) upstreamRequestID() string {
 func (w *watch) chunk(p []byte) []byte {
 	if len(p) > 0 && w.firstByte.IsZero() {
 		w.firstByte = w.server.now()
+		w.server.metrics.ttft.Observe(w.firstByte.Sub(w.decision.AdmittedAt).Seconds())
 	}
 	if w.compressed() {
 		w.forwarded += int64(len(p))
@@ -214,6 +214,19 @@ func (w *watch) finish() []byte {
 	}
 	return w.watcher.Close()
 }
+
+// abort ends an answer whose rest will not come. It returns what is still to go
+// to the client, which says e where the answer is one that can.
+func (w *watch) abort(e *domain.Error) []byte {
+	w.finished = true
+	if w.compressed() {
+		return nil
+	}
+	return w.watcher.Abort(e)
+}
+
+// readable: the body is a stream of events that the watcher reads.
+func (w *watch) readable() bool { return w.watcher != nil && w.isStream() && !w.compressed() }
 
 // compressed: the provider ignored accept-encoding, so the body cannot be read.
 func (w *watch) compressed() bool {

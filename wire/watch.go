@@ -158,9 +158,12 @@ func (w *Watcher) Write(p []byte) []byte {
 // Close tells that the answer ended cleanly and returns the last bytes to
 // forward: what was held back and, for an event stream that broke off before
 // its end, an error frame that every SDK of the dialect raises. It must not be
-// called for an answer that was reset: that is passed on as a reset. The
-// result is valid for good.
-func (w *Watcher) Close() []byte {
+// called for an answer that was reset: see Abort. The result is valid for good.
+func (w *Watcher) Close() []byte { return w.Abort(errCutShort()) }
+
+// Abort is Close for an answer whose rest will not come, with the reason why:
+// the error frame says e. An answer that had its own end gets none.
+func (w *Watcher) Abort(e *domain.Error) []byte {
 	if w.opts.Format != FormatSSE || w.scan.paths == nil || w.closed {
 		return nil
 	}
@@ -178,7 +181,7 @@ func (w *Watcher) Close() []byte {
 		return rest
 	}
 	rest = append(rest, terminator...)
-	return append(rest, ErrorFrame(w.opts.API, errCutShort(), FrameContext{RequestID: w.opts.RequestID, Sequence: w.sequence})...)
+	return append(rest, ErrorFrame(w.opts.API, e, FrameContext{RequestID: w.opts.RequestID, Sequence: w.sequence})...)
 }
 
 // complete reports whether the open frame's data is whole.
@@ -193,9 +196,10 @@ func errCutShort() *domain.Error {
 	}
 }
 
-// AtBoundary reports whether a heartbeat may follow the bytes forwarded so far.
+// AtBoundary reports whether a heartbeat may follow the bytes forwarded so far:
+// never in an answer that is not a stream of events, or not read as one.
 func (w *Watcher) AtBoundary() bool {
-	return w.strip.holding() || w.split.AtBoundary()
+	return w.opts.Format == FormatSSE && w.scan.paths != nil && (w.strip.holding() || w.split.AtBoundary())
 }
 
 // Result returns what is known so far. It may be called at any time; what it

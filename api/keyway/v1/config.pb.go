@@ -819,7 +819,13 @@ type Model struct {
 	// header sunset.
 	Sunset string `protobuf:"bytes,10,opt,name=sunset,proto3" json:"sunset,omitempty"`
 	// Notice is what a deprecated model tells in the header x-keyway-notice.
-	Notice        string `protobuf:"bytes,11,opt,name=notice,proto3" json:"notice,omitempty"`
+	Notice string `protobuf:"bytes,11,opt,name=notice,proto3" json:"notice,omitempty"`
+	// Heartbeat is how long a stream of the model may be silent before a heartbeat
+	// goes to the client; default 14s, 100ms to 15s.
+	Heartbeat *durationpb.Duration `protobuf:"bytes,12,opt,name=heartbeat,proto3" json:"heartbeat,omitempty"`
+	// IdleLimit is how long a provider may send nothing within a stream before the
+	// stream is ended with an error; heartbeats do not count. Default 10m, 500ms to 1h.
+	IdleLimit     *durationpb.Duration `protobuf:"bytes,13,opt,name=idle_limit,json=idleLimit,proto3" json:"idle_limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -929,6 +935,20 @@ func (x *Model) GetNotice() string {
 		return x.Notice
 	}
 	return ""
+}
+
+func (x *Model) GetHeartbeat() *durationpb.Duration {
+	if x != nil {
+		return x.Heartbeat
+	}
+	return nil
+}
+
+func (x *Model) GetIdleLimit() *durationpb.Duration {
+	if x != nil {
+		return x.IdleLimit
+	}
+	return nil
 }
 
 // Alias is another name for a model. Clients may send it; what counts for keys,
@@ -1955,7 +1975,7 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\x04cost\x18\f \x01(\tR\x04cost\">\n" +
 	"\fChannelModel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
-	"\bupstream\x18\x02 \x01(\tR\bupstream\"\xd1\x02\n" +
+	"\bupstream\x18\x02 \x01(\tR\bupstream\"\xc4\x03\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12%\n" +
 	"\x0econtext_window\x18\x02 \x01(\x03R\rcontextWindow\x12\x1d\n" +
@@ -1969,7 +1989,10 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\x05state\x18\t \x01(\tR\x05state\x12\x16\n" +
 	"\x06sunset\x18\n" +
 	" \x01(\tR\x06sunset\x12\x16\n" +
-	"\x06notice\x18\v \x01(\tR\x06notice\"c\n" +
+	"\x06notice\x18\v \x01(\tR\x06notice\x127\n" +
+	"\theartbeat\x18\f \x01(\v2\x19.google.protobuf.DurationR\theartbeat\x128\n" +
+	"\n" +
+	"idle_limit\x18\r \x01(\v2\x19.google.protobuf.DurationR\tidleLimit\"c\n" +
 	"\x05Alias\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x16\n" +
@@ -2127,16 +2150,18 @@ var file_keyway_v1_config_proto_depIdxs = []int32{
 	19, // 19: keyway.v1.Provider.connect_timeout:type_name -> google.protobuf.Duration
 	8,  // 20: keyway.v1.Channel.models:type_name -> keyway.v1.ChannelModel
 	11, // 21: keyway.v1.Model.prices:type_name -> keyway.v1.Price
-	12, // 22: keyway.v1.Price.tools:type_name -> keyway.v1.ToolPrice
-	13, // 23: keyway.v1.Price.tiers:type_name -> keyway.v1.TierPrice
-	14, // 24: keyway.v1.Price.steps:type_name -> keyway.v1.PriceStep
-	16, // 25: keyway.v1.Policy.models:type_name -> keyway.v1.ModelPolicy
-	19, // 26: keyway.v1.Policy.open_window:type_name -> google.protobuf.Duration
-	27, // [27:27] is the sub-list for method output_type
-	27, // [27:27] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	19, // 22: keyway.v1.Model.heartbeat:type_name -> google.protobuf.Duration
+	19, // 23: keyway.v1.Model.idle_limit:type_name -> google.protobuf.Duration
+	12, // 24: keyway.v1.Price.tools:type_name -> keyway.v1.ToolPrice
+	13, // 25: keyway.v1.Price.tiers:type_name -> keyway.v1.TierPrice
+	14, // 26: keyway.v1.Price.steps:type_name -> keyway.v1.PriceStep
+	16, // 27: keyway.v1.Policy.models:type_name -> keyway.v1.ModelPolicy
+	19, // 28: keyway.v1.Policy.open_window:type_name -> google.protobuf.Duration
+	29, // [29:29] is the sub-list for method output_type
+	29, // [29:29] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_keyway_v1_config_proto_init() }

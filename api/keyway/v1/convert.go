@@ -33,6 +33,8 @@ func DecisionToProto(d domain.Decision) *Decision {
 		ContentClass:     string(d.Class),
 		Asked:            text(d.Asked),
 		Route:            convert(d.Route, standingToProto),
+		HeartbeatMs:      d.Heartbeat.Milliseconds(),
+		IdleLimitMs:      d.IdleLimit.Milliseconds(),
 	}
 }
 
@@ -61,6 +63,8 @@ func DecisionFromProto(p *Decision) domain.Decision {
 		Class:          domain.ContentClass(p.GetContentClass()),
 		Asked:          p.GetAsked(),
 		Route:          convert(p.GetRoute(), standingFromProto),
+		Heartbeat:      time.Duration(p.GetHeartbeatMs()) * time.Millisecond,
+		IdleLimit:      time.Duration(p.GetIdleLimitMs()) * time.Millisecond,
 	}
 }
 

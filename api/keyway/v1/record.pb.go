@@ -53,7 +53,10 @@ type Decision struct {
 	// The name that the client sent, where that is an alias.
 	Asked string `protobuf:"bytes,20,opt,name=asked,proto3" json:"asked,omitempty"`
 	// How the channels stood; kept in the store, and not sent through Envoy.
-	Route         []*Standing `protobuf:"bytes,21,rep,name=route,proto3" json:"route,omitempty"`
+	Route []*Standing `protobuf:"bytes,21,rep,name=route,proto3" json:"route,omitempty"`
+	// When a silent stream gets a heartbeat, and when it is ended.
+	HeartbeatMs   int64 `protobuf:"varint,22,opt,name=heartbeat_ms,json=heartbeatMs,proto3" json:"heartbeat_ms,omitempty"`
+	IdleLimitMs   int64 `protobuf:"varint,23,opt,name=idle_limit_ms,json=idleLimitMs,proto3" json:"idle_limit_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -233,6 +236,20 @@ func (x *Decision) GetRoute() []*Standing {
 		return x.Route
 	}
 	return nil
+}
+
+func (x *Decision) GetHeartbeatMs() int64 {
+	if x != nil {
+		return x.HeartbeatMs
+	}
+	return 0
+}
+
+func (x *Decision) GetIdleLimitMs() int64 {
+	if x != nil {
+		return x.IdleLimitMs
+	}
+	return 0
 }
 
 // Standing is one channel as it stood when a request was routed.
@@ -1480,7 +1497,7 @@ var File_keyway_v1_record_proto protoreflect.FileDescriptor
 
 const file_keyway_v1_record_proto_rawDesc = "" +
 	"\n" +
-	"\x16keyway/v1/record.proto\x12\tkeyway.v1\"\xb4\x05\n" +
+	"\x16keyway/v1/record.proto\x12\tkeyway.v1\"\xfb\x05\n" +
 	"\bDecision\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x15\n" +
@@ -1508,7 +1525,9 @@ const file_keyway_v1_record_proto_rawDesc = "" +
 	"\x0fprompt_estimate\x18\x12 \x01(\x03R\x0epromptEstimate\x12#\n" +
 	"\rcontent_class\x18\x13 \x01(\tR\fcontentClass\x12\x14\n" +
 	"\x05asked\x18\x14 \x01(\tR\x05asked\x12)\n" +
-	"\x05route\x18\x15 \x03(\v2\x13.keyway.v1.StandingR\x05route\"\x7f\n" +
+	"\x05route\x18\x15 \x03(\v2\x13.keyway.v1.StandingR\x05route\x12!\n" +
+	"\fheartbeat_ms\x18\x16 \x01(\x03R\vheartbeatMs\x12\"\n" +
+	"\ridle_limit_ms\x18\x17 \x01(\x03R\vidleLimitMs\"\x7f\n" +
 	"\bStanding\x12\x18\n" +
 	"\achannel\x18\x01 \x01(\tR\achannel\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x14\n" +
