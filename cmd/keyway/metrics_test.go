@@ -104,6 +104,14 @@ type nowhere struct{}
 
 func (nowhere) Append(context.Context, []domain.UsageRecord) (int, error) { return 0, nil }
 
+func (nowhere) AddBalance(context.Context, domain.BalanceEntry) (domain.BalanceEntry, bool, error) {
+	return domain.BalanceEntry{}, false, nil
+}
+
+func (nowhere) BalanceEntry(context.Context, string, string) (domain.BalanceEntry, error) {
+	return domain.BalanceEntry{}, nil
+}
+
 // serviceMetrics makes every service as its subcommand does, without running it.
 func serviceMetrics(t *testing.T) map[string][]metricDoc {
 	t.Helper()
@@ -144,6 +152,10 @@ func serviceMetrics(t *testing.T) map[string][]metricDoc {
 		"worker": func(r *recorder) error {
 			_, err := worker.New(worker.Options{
 				Outbox: regional, Ledger: nowhere{}, Reservations: regional, Stats: regional, Consumer: "x", Registerer: r,
+			})
+			require.NoError(t, err)
+			_, err = worker.NewWebhook(worker.WebhookOptions{
+				Balances: nowhere{}, Config: new(config.Holder), Secrets: func() ([]string, error) { return nil, nil }, Currency: "usd", Registerer: r,
 			})
 			return err
 		},

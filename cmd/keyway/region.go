@@ -18,23 +18,35 @@ import (
 // configuration comes from and which store they use.
 type regionFlags struct {
 	processFlags
+	configFlags
 	Listen    string
-	XDS       string
-	Region    string
-	Node      string
-	CacheFile string
 	Store     string
 	StopLimit time.Duration
 }
 
-func (f *regionFlags) add(cmd *cobra.Command, listen, metrics string) {
+// configFlags say where the region's configuration comes from.
+type configFlags struct{ XDS, Region, Node, CacheFile string }
+
+func (f *configFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVar(&f.Listen, "listen", listen, "Address for Envoy, host:port or unix:/path.")
 	flags.StringVar(&f.XDS, "xds", "127.0.0.1:9090", "Address of the control plane, host:port or unix:/path.")
 	flags.StringVar(&f.Region, "region", "demo", "Name of the region whose configuration is asked for.")
 	flags.StringVar(&f.Node, "node", cmd.Name()+"-0", "Id of this process, different from that of every other replica.")
 	flags.StringVar(&f.CacheFile, "cache", "",
 		"File that keeps the last good configuration, so that a restart needs no control plane; empty keeps none.")
+}
+
+// subscribe keeps the configuration in holder current until ctx ends.
+func (f configFlags) subscribe(ctx context.Context, p *process, holder *config.Holder) error {
+	return config.Subscribe(ctx, config.SubscribeOptions{
+		Target: f.XDS, Node: f.Node, Region: f.Region, CacheFile: f.CacheFile, Holder: holder, Logger: p.logger,
+	})
+}
+
+func (f *regionFlags) add(cmd *cobra.Command, listen, metrics string) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.Listen, "listen", listen, "Address for Envoy, host:port or unix:/path.")
+	f.configFlags.add(cmd)
 	flags.DurationVar(&f.StopLimit, "stop-limit", 30*time.Second,
 		"Longest time that running work may take at a stop (a duration such as 30s).")
 	storeFlag(cmd, &f.Store)
@@ -59,11 +71,7 @@ func (p *process) newConfig() *config.Holder {
 // ends; while the service drains it works on with the last one.
 func (f regionFlags) runConfigured(ctx context.Context, p *process, holder *config.Holder, run func(context.Context) error) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error {
-		return config.Subscribe(ctx, config.SubscribeOptions{
-			Target: f.XDS, Node: f.Node, Region: f.Region, CacheFile: f.CacheFile, Holder: holder, Logger: p.logger,
-		})
-	})
+	group.Go(func() error { return f.subscribe(ctx, p, holder) })
 	group.Go(func() error { return run(ctx) })
 	return group.Wait()
 }

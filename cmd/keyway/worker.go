@@ -1,11 +1,13 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"os"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"keyway/ledger"
 	"keyway/worker"
@@ -19,6 +21,7 @@ type workerFlags struct {
 	StopLimit time.Duration
 	Reclaim   time.Duration
 	Drift     time.Duration
+	Webhook   webhookFlags
 }
 
 func newWorker() *cobra.Command {
@@ -35,9 +38,15 @@ one that has: budgeted requests need a worker to have looked at it once.
 
 Several may run under different --consumer names. At a stop it finishes its
 batch and empties the outbox as far as --stop-limit allows; the rest waits in
-the store.`,
+the store.
+
+With --webhook-listen it takes the events of a payment service in the manner of
+Stripe, and tops up the balance of the identity that a payment's metadata names
+as keyway_identity. The address needs TLS in front of it, and no more than the
+path ` + worker.WebhookPath + ` open to the world.`,
 		Example: `  keyway worker --ledger sqlite:/var/lib/keyway/ledger.db
-  KEYWAY_LEDGER=postgres://keyway@db/keyway keyway worker --consumer worker-1`,
+  KEYWAY_LEDGER=postgres://keyway@db/keyway keyway worker --consumer worker-1
+  keyway worker --ledger … --webhook-listen :9104 --webhook-secret file:/run/secrets/whsec`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runWorker(cmd, f) },
 	}
@@ -51,6 +60,7 @@ the store.`,
 		"Age at which what a dead worker had read is taken over (a duration such as 1m).")
 	flags.DurationVar(&f.Drift, "drift-interval", 5*time.Minute,
 		"Time between two comparisons of the budgets' counters with the ledger (a duration such as 5m).")
+	f.Webhook.add(cmd)
 	storeFlag(cmd, &f.Store)
 	f.add(cmd, "127.0.0.1:9103")
 	allFromEnvironment(cmd, map[string]string{"store": envStore})
@@ -97,5 +107,16 @@ func runWorker(cmd *cobra.Command, f workerFlags) (err error) {
 	if err != nil {
 		return err
 	}
-	return f.serve(ctx, p, w.Run)
+	door, err := f.Webhook.open(ctx, p, book)
+	if err != nil {
+		return err
+	}
+	return f.serve(ctx, p, func(ctx context.Context) error {
+		group, ctx := errgroup.WithContext(ctx)
+		group.Go(func() error { return w.Run(ctx) })
+		if door != nil {
+			group.Go(func() error { return door.run(ctx) })
+		}
+		return group.Wait()
+	})
 }
