@@ -91,6 +91,12 @@ func (w *Worker) rebuild(ctx context.Context, lost []int) error {
 	w.batch.Lock()
 	defer w.batch.Unlock()
 	began := time.Now()
+	if w.opts.Credits != nil {
+		// A balance without what was paid in would be refused as empty.
+		if err := w.carryOnce(ctx); err != nil {
+			return err
+		}
+	}
 	sums := func(ctx context.Context, requests []string) (sums domain.BudgetSums, err error) {
 		err = w.callFor(ctx, rebuildLimit, opBudgetSums, func(ctx context.Context) (err error) {
 			sums, err = w.opts.BudgetSums.BudgetSums(ctx, domain.RebuildBegin(w.opts.Now()), requests)

@@ -121,6 +121,23 @@ func TestLostBudgetsAreRebuilt(t *testing.T) {
 	assert.Equal(t, time.Date(2026, 10, 31, 10, 0, 0, 0, time.UTC), sums.since, "November is not over everywhere")
 }
 
+// What was paid in is there before balances are judged again.
+func TestCreditsComeBeforeBalances(t *testing.T) {
+	t.Parallel()
+	credits := &fakeCredits{paid: domain.Credit{Identity: "acme", Micros: 5, Entry: 3}}
+	opts := options(newOutbox(), newLedger(), &fakeStore{})
+	g := &fakeGenerations{lost: []int{1}}
+	opts.Generations, opts.BudgetSums, opts.Credits, opts.CreditStore = g, &fakeSums{}, credits, credits
+	w := newWorker(t, opts)
+	credits.away = errAway
+	require.ErrorIs(t, w.rebuild(t.Context(), []int{1}), errAway)
+	require.Zero(t, g.rebuilt)
+	credits.away = nil
+	require.NoError(t, w.rebuild(t.Context(), []int{1}))
+	require.Equal(t, 1, g.rebuilt)
+	require.EqualValues(t, 3, credits.mark)
+}
+
 // No batch is between store and ledger while the ledger is summed.
 func TestRebuildWaitsForABatch(t *testing.T) {
 	t.Parallel()
