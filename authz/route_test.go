@@ -145,7 +145,7 @@ func TestTheLastPlaceIsTheFallbacks(t *testing.T) {
 
 // The model that is dispatched is the one that a key must allow, whatever it
 // was called and whichever way leads to it.
-func TestKeysAreCheckedOnTheModelDispatched(t *testing.T) {
+func TestCase067KeysAreCheckedOnTheModelDispatched(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		models   []string

@@ -142,6 +142,14 @@ channels:
   - {name: {{.}}-a, provider: a, secret: "file:{{(index $.Faces 0).Secret}}", cooldown: obey, slots: 5000, models: [{name: {{.}}, upstream: m-{{.}}}, {name: {{.}}-other, upstream: m-{{.}}-other}, {name: {{.}}-alone, upstream: m-{{.}}-alone}]}
   - {name: {{.}}-b, provider: b, secret: "file:{{(index $.Faces 1).Secret}}", cooldown: obey, priority: 1, models: [{name: {{.}}, upstream: m-{{.}}}, {name: {{.}}-other, upstream: m-{{.}}-other}]}
 {{- end}}
+  - {name: share-a, provider: a, secret: "file:{{(index .Faces 0).Secret}}", models: [{name: shares}]}
+  - {name: share-b, provider: b, secret: "file:{{(index .Faces 1).Secret}}", weight: 3, models: [{name: shares}]}
+  - {name: stuck-b, provider: b, secret: "file:{{(index .Faces 1).Secret}}", models: [{name: stuck}]}
+  - {name: stuck-c, provider: c, secret: "file:{{(index .Faces 2).Secret}}", models: [{name: stuck}]}
+  - {name: home-b, provider: b, secret: "file:{{(index .Faces 1).Secret}}", slots: 1, models: [{name: home}]}
+  - {name: home-c, provider: c, secret: "file:{{(index .Faces 2).Secret}}", slots: 1, models: [{name: home}]}
+  - {name: fall-a, provider: a, secret: "file:{{(index .Faces 0).Secret}}", models: [{name: fall}]}
+  - {name: fall-b, provider: b, secret: "file:{{(index .Faces 1).Secret}}", models: [{name: fallen, upstream: m-fallen}]}
 {{.ExtraChannels}}
 models:
 {{- range .Rests}}
@@ -171,6 +179,11 @@ models:
   - {name: quiet-tlsa, max_output: 64, heartbeat: 0.2s, idle_limit: 30s, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: dead-a, max_output: 64, heartbeat: 0.2s, idle_limit: 1s, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: dead-tlsa, max_output: 64, heartbeat: 0.2s, idle_limit: 1s, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: shares, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: stuck, strategy: sticky, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: home, strategy: sticky, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: fall, fallbacks: [fallen], state: deprecated, notice: Use fallen., sunset: 2027-03-31, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: fallen, max_output: 64, prices: [{version: v7, input: "3", output: "5"}]}
   - name: priced
     max_output: 64
     prices:
@@ -201,6 +214,8 @@ policies:
   - {name: trusted, budget_day: "1"}
   - {name: open, rpm: 80, on_store_down: open_window, open_window: 30s}
   - {name: leased, rpm: 6000, tpm: 60000000, rate_mode: leased}
+aliases:
+  - {name: fall-latest, model: fall}
 identities:
   - {id: capped, policy: budget1000}
   - {id: purse, policy: budget1000}
