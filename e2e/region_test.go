@@ -144,11 +144,11 @@ channels:
 {{- end}}
   - {name: share-a, provider: a, secret: "file:{{(index .Faces 0).Secret}}", models: [{name: shares}]}
   - {name: share-b, provider: b, secret: "file:{{(index .Faces 1).Secret}}", weight: 3, models: [{name: shares}]}
-  - {name: stuck-b, provider: b, secret: "file:{{(index .Faces 1).Secret}}", models: [{name: stuck}]}
-  - {name: stuck-c, provider: c, secret: "file:{{(index .Faces 2).Secret}}", models: [{name: stuck}]}
+  - {name: stuck-b, provider: b, secret: "file:{{(index .Faces 1).Secret}}", cooldown: obey, models: [{name: stuck}]}
+  - {name: stuck-c, provider: c, secret: "file:{{(index .Faces 2).Secret}}", cooldown: obey, models: [{name: stuck}]}
   - {name: home-b, provider: b, secret: "file:{{(index .Faces 1).Secret}}", slots: 1, models: [{name: home}]}
   - {name: home-c, provider: c, secret: "file:{{(index .Faces 2).Secret}}", slots: 1, models: [{name: home}]}
-  - {name: fall-a, provider: a, secret: "file:{{(index .Faces 0).Secret}}", models: [{name: fall}]}
+  - {name: fall-a, provider: a, secret: "file:{{(index .Faces 0).Secret}}", cooldown: obey, models: [{name: fall}]}
   - {name: fall-b, provider: b, secret: "file:{{(index .Faces 1).Secret}}", models: [{name: fallen, upstream: m-fallen}]}
 {{.ExtraChannels}}
 models:

@@ -93,6 +93,13 @@ func TestSessionsStickAndEscape(t *testing.T) {
 		other := map[string]string{"b": "c", "c": "b"}[home]
 		refuse := fmt.Sprintf(`{"only_face":%q,"status":429,"retry_after":{"seconds":2}}`, home)
 		require.Equal(t, other, c.sticky(t, "stuck", key, refuse), "the session is served elsewhere")
+		nonce := newNonce()
+		got := c.s.send(t, sending{
+			path: "/v1/chat/completions", key: c.secret, nonce: nonce, body: []byte(chat("stuck", "", fmt.Sprintf(`"prompt_cache_key":%q`, key))),
+		})
+		require.Equal(t, http.StatusOK, got.StatusCode, "%s", got.body)
+		require.Len(t, s.attempts(nonce), 1, "while its channel rests, nobody asks there")
+		require.Equal(t, other, s.faceOf(t, nonce))
 		require.Eventually(t, func() bool { return c.sticky(t, "stuck", key, "") == home }, patience, 50*time.Millisecond, "and comes home")
 		break // the other channel is like it
 	}

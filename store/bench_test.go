@@ -182,11 +182,14 @@ func benchScripts(b *testing.B, s *Store, owners []tenant, ask func(tenant) doma
 	byScript := map[string][]call{}
 	for i := range benchAlone {
 		d := ask(owners[i%len(owners)])
-		calls, err := admitCalls(d)
+		calls, err := admitCalls(d, 0)
 		require.NoError(b, err)
 		record, err := encodeRecord(end(d).Record)
 		require.NoError(b, err)
 		calls = append(calls, renewCalls(domain.Lease{RequestID: d.RequestID, Identity: d.Identity, Holds: d.Holds, TTL: d.Lease})...)
+		explain, err := explainCall(end(d).Record, record)
+		require.NoError(b, err)
+		calls = append(calls, explain)
 		calls = append(calls, closeCalls(d, closing{record: record, used: func(h domain.Hold) int64 { return used(h, end(d).Record, d.Model) }})...)
 		calls = append(calls, releaseCall(d.Candidates[0].Channel, d.RequestID))
 		calls = append(calls, leaseCall(domain.RateWish{Identity: d.Identity, Hold: d.Holds[0], Want: 10}))
