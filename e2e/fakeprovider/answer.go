@@ -67,8 +67,24 @@ func render(c *call, s *Script) answer {
 		frames = r.embeddings()
 	case opCountTokens:
 		frames = [][]byte{[]byte(`{"input_tokens":` + strconv.FormatInt(c.promptWords, 10) + `}`)}
+	case opInputTokens:
+		frames = [][]byte{[]byte(`{"object":"response.input_tokens","input_tokens":` + strconv.FormatInt(c.promptWords, 10) + `}`)}
+	case opRerank:
+		frames = r.rerank()
+	case opSpeech:
+		frames = r.speech()
+	case opTranscriptions, opTranslations:
+		frames = r.transcript()
+	case opImages, opImageEdits:
+		frames = r.images()
 	}
 	a := answer{status: statusOr(s, 200), contentType: "application/json", frames: frames, usage: r.reported}
+	switch {
+	case c.op == opSpeech:
+		a.contentType = "audio/mpeg"
+	case c.plainText():
+		a.contentType = "text/plain; charset=utf-8"
+	}
 	if r.streams() {
 		a.contentType, a.stream = "text/event-stream", true
 		a.frames = dress(r.withError(frames), s)
@@ -127,7 +143,7 @@ func newRendering(c *call, s *Script) *rendering {
 		r.words[0] += strings.Repeat("x", s.DeltaBytes-len(r.words[0]))
 	}
 	r.usage = Usage{InputUncached: c.promptWords, Output: int64(len(r.words) * c.n)}
-	if c.op == opEmbeddings {
+	if c.op == opEmbeddings || c.op == opRerank {
 		r.usage.Output = 0
 	}
 	switch {
@@ -140,7 +156,11 @@ func newRendering(c *call, s *Script) *rendering {
 }
 
 func (r *rendering) streams() bool {
-	return r.c.stream && r.c.op != opEmbeddings && r.c.op != opCountTokens
+	switch r.c.op {
+	case opEmbeddings, opCountTokens, opInputTokens, opRerank:
+		return false
+	}
+	return r.c.stream
 }
 
 // toolArguments are the call's arguments as JSON, in the pieces of a stream.
@@ -186,7 +206,9 @@ func usageJSON(op operation, u Usage) string {
 	case opMessages:
 		return `{` + anthropicInput(u) + `,"output_tokens":` + n(u.Output) + serverTools(u) +
 			`,"service_tier":` + quote(cmp.Or(u.Tier, "standard")) + `}`
-	case opEmbeddings:
+	case opSpeech, opTranscriptions, opTranslations, opImages, opImageEdits:
+		return mediaUsageJSON(op, u)
+	case opEmbeddings, opRerank:
 		return `{"prompt_tokens":` + n(u.input()) + `,"total_tokens":` + n(u.input()) + `}`
 	}
 	return `{"prompt_tokens":` + n(u.input()) + `,"completion_tokens":` + n(u.Output) +

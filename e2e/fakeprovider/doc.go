@@ -1,6 +1,6 @@
-// Package fakeprovider is a scripted upstream: it speaks the chat,
-// completions, responses, messages and embeddings operations as a provider
-// does, breaks where a script tells it to, and records what it received and
+// Package fakeprovider is a scripted upstream: it speaks the chat, completions,
+// responses (stored ones too), messages, embeddings, rerank, audio and images
+// operations as a provider does, answers anything under /files, breaks where a script tells it to, and records what it received and
 // when its peer left.
 //
 // It must not know Keyway: no gateway header, no virtual key, no channel, no

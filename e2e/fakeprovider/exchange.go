@@ -43,6 +43,12 @@ func (x *exchange) run() End {
 	if refusal != nil {
 		return x.play(c, refusal.answer(c), &Script{})
 	}
+	switch parsed.op {
+	case opStored:
+		return x.playStored(parsed)
+	case opFiles:
+		return x.playFile(parsed, len(raw))
+	}
 	s, source, err := x.chooseScript(parsed)
 	if err != nil {
 		return x.play(c, failures["bad_request"].withMessage("fake provider: "+err.Error()).answer(c), &Script{})
@@ -51,7 +57,11 @@ func (x *exchange) run() End {
 		x.w.Header().Set("X-Fake-Body-Sha256", digest)
 	}
 	x.entry.update(func(rec *Record) { rec.Model, rec.Stream, rec.Script = parsed.model, parsed.stream, source })
-	return x.play(parsed, render(parsed, &s), &s)
+	a := render(parsed, &s)
+	if parsed.op == opResponses && a.status == http.StatusOK && !parsed.transient {
+		x.face.keep(parsed, s)
+	}
+	return x.play(parsed, a, &s)
 }
 
 // withMessage returns f with another message.
@@ -71,7 +81,8 @@ func (x *exchange) readBody() ([]byte, error) {
 
 // accept checks what a provider checks first: method, credential, version, body.
 func (x *exchange) accept(c *call, raw []byte) (*call, *failure) {
-	if x.r.Method != http.MethodPost {
+	anyMethod := c.op == opStored || c.op == opFiles
+	if x.r.Method != http.MethodPost && !anyMethod {
 		f := failures["bad_request"].withMessage("Method not allowed.")
 		f.status = http.StatusMethodNotAllowed
 		return nil, f
@@ -83,12 +94,23 @@ func (x *exchange) accept(c *call, raw []byte) (*call, *failure) {
 	if c.op.anthropic() && len(x.r.Header.Values("Anthropic-Version")) != 1 {
 		return nil, failures["bad_request"].withMessage("anthropic-version: exactly one header is required")
 	}
-	parsed, err := parseCall(c.op, raw)
+	if anyMethod {
+		return c, nil
+	}
+	parsed, err := x.parse(c.op, raw)
 	if err != nil {
 		return nil, failures["bad_request"].withMessage(err.Error())
 	}
 	parsed.seq = c.seq
 	return parsed, nil
+}
+
+// parse reads the body by its content type.
+func (x *exchange) parse(op operation, raw []byte) (*call, error) {
+	if kind := x.r.Header.Get("Content-Type"); strings.HasPrefix(kind, "multipart/") {
+		return parseForm(op, kind, raw)
+	}
+	return parseCall(op, raw)
 }
 
 // accepts reports whether r carries the face's credential, once, in a carrier
@@ -105,7 +127,7 @@ func (f *Face) accepts(r *http.Request, op operation) bool {
 		return false
 	}
 	// Anthropic takes an API key in either carrier; its newest SDKs send it as a bearer.
-	if op.anthropic() && r.Header.Get("X-Api-Key") == f.options.WantKey {
+	if (op.anthropic() || r.Header.Get("Anthropic-Version") != "") && r.Header.Get("X-Api-Key") == f.options.WantKey {
 		return true
 	}
 	return r.Header.Get("Authorization") == "Bearer "+f.options.WantKey

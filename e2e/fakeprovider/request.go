@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"unicode/utf8"
 )
 
 // operation is what a path asks for.
@@ -17,6 +18,18 @@ const (
 	opMessages    operation = "messages"
 	opEmbeddings  operation = "embeddings"
 	opCountTokens operation = "count_tokens"
+	opInputTokens operation = "input_tokens"
+	opRerank      operation = "rerank"
+
+	opSpeech         operation = "speech"
+	opTranscriptions operation = "transcriptions"
+	opTranslations   operation = "translations"
+	opImages         operation = "images"
+	opImageEdits     operation = "image_edits"
+
+	// opStored is what is asked of a stored response, opFiles a path that is no operation.
+	opStored operation = "stored"
+	opFiles  operation = "files"
 )
 
 func (o operation) anthropic() bool { return o == opMessages || o == opCountTokens }
@@ -28,6 +41,13 @@ var operationSuffixes = []struct {
 	{"/chat/completions", opChat},
 	{"/completions", opCompletions},
 	{"/responses", opResponses},
+	{"/responses/input_tokens", opInputTokens},
+	{"/rerank", opRerank},
+	{"/audio/speech", opSpeech},
+	{"/audio/transcriptions", opTranscriptions},
+	{"/audio/translations", opTranslations},
+	{"/images/generations", opImages},
+	{"/images/edits", opImageEdits},
 	{"/messages/count_tokens", opCountTokens},
 	{"/messages", opMessages},
 	{"/embeddings", opEmbeddings},
@@ -40,6 +60,12 @@ func operationAt(path string) operation {
 		if strings.HasSuffix(path, known.suffix) {
 			return known.op
 		}
+	}
+	switch {
+	case strings.Contains(path, "/responses/"):
+		return opStored
+	case strings.HasSuffix(path, "/files"), strings.Contains(path, "/files/"):
+		return opFiles
 	}
 	return ""
 }
@@ -66,7 +92,17 @@ type call struct {
 	inputs     []int64
 	dimensions int
 	base64     bool
+	// documents are to be ranked, characters to be spoken, files to be read.
+	documents, files int
+	characters       int64
+	// format is the response_format of an operation about sound.
+	format string
+	// transient: the response is not to be stored.
+	transient bool
 }
+
+// responseID names the response that c makes.
+func (c *call) responseID() string { return fmt.Sprintf("resp_fake_%d", c.seq) }
 
 func (c *call) requestID() string { return fmt.Sprintf("req_fake_%d", c.seq) }
 
@@ -92,9 +128,13 @@ type requestBody struct {
 			Name string `json:"name"`
 		} `json:"function"`
 	} `json:"tools"`
-	ToolChoice     json.RawMessage `json:"tool_choice"`
-	Dimensions     int             `json:"dimensions"`
-	EncodingFormat string          `json:"encoding_format"`
+	ToolChoice     json.RawMessage   `json:"tool_choice"`
+	Dimensions     int               `json:"dimensions"`
+	EncodingFormat string            `json:"encoding_format"`
+	Query          string            `json:"query"`
+	Documents      []json.RawMessage `json:"documents"`
+	StreamFormat   string            `json:"stream_format"`
+	Store          *bool             `json:"store"`
 }
 
 type turn struct {
@@ -115,6 +155,11 @@ func parseCall(op operation, raw []byte) (*call, error) {
 		op: op, model: b.Model, stream: b.Stream, n: max(b.N, 1),
 		includeUsage: b.StreamOptions.IncludeUsage,
 		dimensions:   b.Dimensions, base64: b.EncodingFormat == "base64",
+		documents: len(b.Documents), transient: b.Store != nil && !*b.Store,
+	}
+	if op == opSpeech {
+		c.stream = b.StreamFormat == "sse"
+		c.characters = int64(utf8.RuneCountInString(textOf(b.Input)))
 	}
 	for _, limit := range []int{b.MaxTokens, b.MaxCompletionTokens, b.MaxOutputTokens} {
 		if limit > 0 && (c.outputCap == 0 || limit < c.outputCap) {
@@ -139,7 +184,18 @@ func (c *call) readPrompt(b *requestBody) {
 		c.promptWords += countWords(textOf(raw))
 	}
 	turns := b.Messages
-	if c.op == opResponses && json.Unmarshal(b.Input, &turns) != nil {
+	switch c.op {
+	case opRerank:
+		turns = []turn{{Role: "user", Content: marshal(b.Query)}}
+		for _, document := range b.Documents {
+			turns = append(turns, turn{Role: "document", Content: document})
+		}
+	case opSpeech:
+		turns = []turn{{Role: "user", Content: b.Input}}
+	case opImages, opImageEdits:
+		turns = []turn{{Role: "user", Content: b.Prompt}}
+	}
+	if (c.op == opResponses || c.op == opInputTokens) && json.Unmarshal(b.Input, &turns) != nil {
 		turns = []turn{{Role: "user", Content: b.Input}}
 	}
 	if c.op == opCompletions {

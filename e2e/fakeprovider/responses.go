@@ -124,7 +124,7 @@ func (r *rendering) response(status string) string {
 	case "incomplete":
 		details = `{"reason":` + quote(r.incompleteReason()) + `}`
 	}
-	return `{"id":"` + fmt.Sprintf("resp_fake_%d", r.c.seq) + `","object":"response","created_at":` + created +
+	return `{"id":"` + r.c.responseID() + `","object":"response","created_at":` + created +
 		`,"status":"` + status + `","background":false,"error":` + errorJSON + `,"incomplete_details":` + details +
 		`,"instructions":null,"max_output_tokens":null,"model":` + r.model +
 		`,"output":[` + output + `],"parallel_tool_calls":true,"previous_response_id":null,"store":true` +

@@ -69,6 +69,9 @@ type Face struct {
 	mu     sync.Mutex
 	sticky *Script
 	queue  []Script
+	// kept are stored responses, keptIDs their ids, the oldest first.
+	kept    map[string]kept
+	keptIDs []string
 }
 
 // listenerServer is an HTTP server with its listener.
