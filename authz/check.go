@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -34,6 +33,8 @@ type Admitted struct {
 	Decision domain.Decision
 	// Headers are the limit headers for the client, in its dialect.
 	Headers []wire.Header
+	// Answer, when not nil, is the whole answer: JSON, and nothing goes out.
+	Answer []byte
 }
 
 // Keys resolves the hash of a secret to its record; domain.ErrNotFound when
@@ -57,8 +58,7 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	if snap == nil {
 		return Admitted{}, errStarting
 	}
-	path, query, _ := strings.Cut(r.Target, "?")
-	api, err := operation(r.Method, path)
+	op, err := operationOf(snap, r)
 	if err != nil {
 		return Admitted{}, err
 	}
@@ -73,18 +73,19 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 		// What is here may be the beginning only: nothing in it counts.
 		return Admitted{}, errTooLarge
 	}
-	peek, err := wire.Peek(api, r.Body)
+	if op.api == domain.APIModels {
+		answer, err := op.models(snap, key, r)
+		return Admitted{Answer: answer}, err
+	}
+	peek, err := op.peek(r)
 	if err != nil {
 		return Admitted{}, err
 	}
 	model, ok := resolve(snap, key, peek.Model)
-	if !ok {
-		return Admitted{}, &domain.Error{
-			Code: domain.CodeModelNotFound, NoRetry: true, Param: "model",
-			Message: fmt.Sprintf("The model %q does not exist or this API key may not use it.", clip(peek.Model)),
-		}
+	if !ok || op.api.IsRaw() != model.PassesRaw() {
+		return Admitted{}, op.unknown(peek.Model)
 	}
-	a := ask{snap: snap, key: key, api: api, model: model, affinity: affinityOf(key, peek), session: sessionOf(key, r.Headers, peek)}
+	a := ask{snap: snap, key: key, api: op.api, model: model, affinity: affinityOf(key, peek), session: sessionOf(key, r.Headers, peek)}
 	if a.pinned, err = s.pinned(ctx, key, peek); err != nil {
 		return Admitted{}, err
 	}
@@ -92,17 +93,15 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	if len(way.picks) == 0 {
 		return Admitted{}, a.unroutable(way, peek.Model, s.now())
 	}
-	d, terms := s.decide(sizing{snap, key, peek, way.models(), r.Body})
-	d.RequestID, d.API, d.BodyLen, d.Route = r.ID, api, int64(len(r.Body)), way.standings
-	d.Path = strings.TrimPrefix(path, domain.APIVersionPrefix)
-	if q := wire.CleanQuery(query); q != "" {
-		d.Path += "?" + q
-	}
+	z := sizing{snap, key, peek, way.models(), r.Body}
+	d, terms := s.decide(z)
+	d.RequestID, d.API, d.BodyLen, d.Route = r.ID, op.api, int64(len(r.Body)), way.standings
+	d.Path = op.target(r)
 	if peek.Model != d.Model {
 		d.Asked = peek.Model
 	}
 	for _, p := range way.picks {
-		d.Candidates = append(d.Candidates, candidate(&d, p, candidateTerms{peek, terms.inject}))
+		d.Candidates = append(d.Candidates, candidate(&d, p, candidateTerms{z, terms.inject}))
 		d.FirstByteLimit = max(d.FirstByteLimit, p.channel.Provider.FirstByteLimit)
 		d.StripUsage = d.StripUsage || (p.channel.InjectUsage && peek.LacksUsage())
 	}
@@ -117,26 +116,11 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	if err != nil {
 		return Admitted{}, err
 	}
-	headers := append(wire.LimitHeaders(api.Dialect(), d.Holds, admission, s.now()), notices(model)...)
+	headers := append(wire.LimitHeaders(op.api.Dialect(), d.Holds, admission, s.now()), notices(model)...)
 	if terms.inject > 0 {
 		headers = append(headers, wire.Header{Name: headerOutputCap, Value: strconv.FormatInt(terms.inject, 10)})
 	}
 	return Admitted{Decision: d, Headers: headers}, nil
-}
-
-// operation finds what the path asks for.
-func operation(method, path string) (domain.API, error) {
-	api, ok := domain.APIForPath(path)
-	if !ok {
-		return "", &domain.Error{
-			Code: domain.CodeNotFound, NoRetry: true,
-			Message: "This gateway serves POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages and /v1/embeddings; check the base URL of your SDK.",
-		}
-	}
-	if method != http.MethodPost {
-		return "", &domain.Error{Code: domain.CodeMethod, NoRetry: true, Message: "Use POST for this path."}
-	}
-	return api, nil
 }
 
 // checkHeaders refuses what could not be passed on as it is meant.
@@ -252,7 +236,7 @@ func refused(r domain.Refusal, d *domain.Decision) *domain.Error {
 	}
 	what := map[domain.LimitKind]string{
 		domain.LimitRPM: "requests per minute", domain.LimitTPM: "tokens per minute", domain.LimitInFlight: "requests in flight",
-		domain.LimitImagesDay: "images per day",
+		domain.LimitImagesDay: "images per day", domain.LimitCountTokens: "token counts per minute",
 	}[r.Kind]
 	e := &domain.Error{Code: domain.CodeRateLimited, Limit: &r, RetryAfter: min(r.RetryAfter, maxRetryAfter)}
 	tokens := d.PromptTokens + d.OutputCap
@@ -260,7 +244,10 @@ func refused(r domain.Refusal, d *domain.Decision) *domain.Error {
 	case r.Kind == domain.LimitImagesDay:
 		// The day is rarely over within the time that a client may be told to wait.
 		e.NoRetry, e.RetryAfter = true, 0
-		e.Message = fmt.Sprintf("This %s has reached its limit of %d %s. Try again tomorrow, or without the tool image_generation.", owner, r.Limit, what)
+		e.Message = fmt.Sprintf("This %s has reached its limit of %d %s. Try again tomorrow.", owner, r.Limit, what)
+		if !d.API.MakesImages() {
+			e.Message = strings.TrimSuffix(e.Message, ".") + ", or without the tool image_generation."
+		}
 	case r.Kind == domain.LimitTPM && tokens > r.Size:
 		e.NoRetry, e.RetryAfter = true, 0
 		e.Message = fmt.Sprintf("This request needs %d tokens and the limit of this %s is %d at once. Shorten the prompt or lower the output cap.", tokens, owner, r.Size)

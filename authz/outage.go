@@ -28,7 +28,7 @@ func openWindow(holds []domain.Hold, own, shared domain.Policy) time.Duration {
 	var open time.Duration
 	for i, h := range holds {
 		window := windows[h.Scope]
-		if h.Kind != domain.LimitRPM && h.Kind != domain.LimitTPM {
+		if h.Kind != domain.LimitRPM && h.Kind != domain.LimitTPM && h.Kind != domain.LimitCountTokens {
 			window = 0
 		}
 		if i == 0 || window < open {

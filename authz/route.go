@@ -96,7 +96,7 @@ func (s *Server) route(a ask) route {
 	var r route
 	for i, name := range append([]string{a.model.Name}, a.model.Fallbacks...) {
 		model, ok := a.snap.Models[name]
-		if !ok {
+		if !ok || model.PassesRaw() != a.api.IsRaw() {
 			continue
 		}
 		if i > 0 && !a.key.MayUse(model) {

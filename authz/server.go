@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -195,6 +196,9 @@ func (s *Server) Check(ctx context.Context, req *authv3.CheckRequest) (*authv3.C
 	if err != nil {
 		return s.denied(r, err), nil
 	}
+	if admitted.Answer != nil {
+		return s.answered(r, admitted.Answer), nil
+	}
 	response, err := admittedResponse(admitted)
 	if err != nil {
 		// Nothing has gone out yet: what was reserved goes back.
@@ -235,14 +239,14 @@ func patched(d domain.Decision) bool {
 }
 
 func requestOf(req *authv3.CheckRequest) Request {
-	http := req.GetAttributes().GetRequest().GetHttp()
-	body := http.GetRawBody()
+	line := req.GetAttributes().GetRequest().GetHttp()
+	body := line.GetRawBody()
 	if body == nil {
-		body = []byte(http.GetBody())
+		body = []byte(line.GetBody())
 	}
 	return Request{
-		ID: http.GetHeaders()["x-request-id"], Method: http.GetMethod(), Target: http.GetPath(),
-		Headers: http.GetHeaders(), Body: body,
+		ID: line.GetHeaders()["x-request-id"], Method: line.GetMethod(), Target: line.GetPath(),
+		Headers: line.GetHeaders(), Body: body,
 	}
 }
 
@@ -253,18 +257,29 @@ func (s *Server) denied(r Request, err error) *authv3.CheckResponse {
 	if !errors.As(err, &known) {
 		s.logger.Error("check failed", telemetry.RequestID(r.ID), telemetry.Err(err))
 	}
-	dialect := domain.DialectForPath(pathOf(r.Target))
+	dialect := dialectOf(r)
 	headers := wire.ErrorHeaders(dialect, e)
 	if e.Limit != nil {
 		headers = append(headers, wire.LimitHeaders(dialect, nil, domain.Admission{Refusal: e.Limit}, s.now())...)
 	}
 	headers = append(headers, requestIDHeaders(dialect, r.ID)...)
+	return reply(wire.Status(dialect, e.Code), headers, wire.ErrorBody(dialect, e, r.ID))
+}
+
+// answered is an answer of the gateway's own. To Envoy it is a refusal with status 200.
+func (s *Server) answered(r Request, body []byte) *authv3.CheckResponse {
+	headers := append([]wire.Header{{Name: "content-type", Value: "application/json"}}, requestIDHeaders(dialectOf(r), r.ID)...)
+	return reply(http.StatusOK, headers, body)
+}
+
+// reply ends a request here.
+func reply(httpStatus int, headers []wire.Header, body []byte) *authv3.CheckResponse {
 	return &authv3.CheckResponse{
 		Status: &status.Status{Code: int32(code.Code_PERMISSION_DENIED)},
 		HttpResponse: &authv3.CheckResponse_DeniedResponse{DeniedResponse: &authv3.DeniedHttpResponse{
-			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(wire.Status(dialect, e.Code))},
+			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(httpStatus)},
 			Headers: headerOptions(headers),
-			Body:    string(wire.ErrorBody(dialect, e, r.ID)),
+			Body:    string(body),
 		}},
 	}
 }

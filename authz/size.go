@@ -1,6 +1,8 @@
 package authz
 
 import (
+	"math"
+	"slices"
 	"time"
 
 	"keyway/config"
@@ -57,22 +59,23 @@ func (s *Server) decide(z sizing) (domain.Decision, terms) {
 			}
 		}
 	}
-	demand := domain.Demand{}
-	factor := z.snap.PriceFactors[key.Identity]
+	demand := domain.Demand{Toll: z.peek.API.Toll()}
 	for i, m := range z.models {
 		if inject > 0 {
 			sizes[i].output = inject * z.peek.N
 		}
-		m.Price.FactorMicros = factor
 		demand.Models = append(demand.Models, m.Name)
 		demand.Tokens = max(demand.Tokens, sizes[i].prompt+sizes[i].output)
-		demand.CostMicros = max(demand.CostMicros, m.Price.MaxCostMicros(sizes[i].prompt, sizes[i].output))
-		if own.LimitsImages(m.Name) || shared.LimitsImages(m.Name) {
+		demand.CostMicros = max(demand.CostMicros, z.mostMicros(z.price(m), sizes[i]))
+		switch {
+		case z.peek.API.MakesImages():
+			demand.Images = z.peek.N
+		case own.LimitsImages(m.Name) || shared.LimitsImages(m.Name):
 			demand.Images = wire.ImagesAsked(z.peek.API, z.body)
 		}
 	}
 	var holds []domain.Hold
-	if z.snap.Prepaid[key.Identity] {
+	if z.snap.Prepaid[key.Identity] && !z.peek.API.Free() {
 		holds = append(holds, domain.BalanceHold(key.Identity, demand.CostMicros))
 	}
 	holds = append(holds, own.Holds(domain.ScopeKey, key.ID, demand, now)...)
@@ -82,20 +85,57 @@ func (s *Server) decide(z sizing) (domain.Decision, terms) {
 		inject = 0
 	}
 	first := z.models[0]
-	price := first.Price
-	price.FactorMicros = factor
 	return domain.Decision{
 		KeyID: key.ID, Identity: key.Identity,
 		Model: first.Name, Stream: z.peek.Stream,
 		PromptTokens: sizes[0].prompt, OutputCap: sizes[0].output, PromptEstimate: z.peek.PromptTokens, Class: sizes[0].class,
-		AdmittedAt: now, Price: price, Holds: holds, Lease: z.snap.Lease,
+		AdmittedAt: now, Price: z.price(first), Units: z.peek.Units, Holds: holds, Lease: z.snap.Lease,
 		Heartbeat: first.Heartbeat, IdleLimit: first.IdleLimit,
 	}, terms{inject: inject, open: openWindow(holds, own, shared)}
+}
+
+// spokenTokensPerTen is how many tokens of sound ten characters become: some 15
+// characters a second, and 20 tokens.
+const spokenTokensPerTen = 14
+
+// price is what the request pays for m: its price with the identity's
+// multiplier, and the price of an image of the kind asked for; nothing where it is free.
+func (z sizing) price(m domain.Model) domain.Price {
+	price := m.Price
+	if z.peek.API.Free() {
+		return domain.Price{Version: price.Version}
+	}
+	price.FactorMicros = z.snap.PriceFactors[z.key.Identity]
+	if !z.peek.API.MakesImages() {
+		return price
+	}
+	if micros, ok := m.ImageMicros(z.peek.Quality, z.peek.Size); ok {
+		price.Tools = []domain.ToolRate{{Tool: domain.ToolImageGeneration, PerThousand: micros * 1000}}
+	}
+	return price
+}
+
+// mostMicros is the most that the tokens and the pieces of the request can cost.
+func (z sizing) mostMicros(price domain.Price, of size) int64 {
+	tokens, pieces := price.MaxCostMicros(of.prompt, of.output), price.CostMicros(domain.Usage{Tools: z.peek.Units})
+	if tokens > math.MaxInt64-pieces {
+		return math.MaxInt64
+	}
+	return tokens + pieces
+}
+
+// pricedByImage reports whether the price of one image is known.
+func (z sizing) pricedByImage(m domain.Model) bool {
+	_, ok := m.ImageMicros(z.peek.Quality, z.peek.Size)
+	return ok || slices.ContainsFunc(m.Price.Tools, func(r domain.ToolRate) bool { return r.Tool == domain.ToolImageGeneration })
 }
 
 // prompt is what to reserve for the prompt, in tokens, and the class from
 // which its outcome may be learned: "" where the body does not show it whole.
 func (z sizing) prompt(m domain.Model, known domain.Calibration) (int64, domain.ContentClass) {
+	if z.peek.API.Free() || z.peek.API.IsRaw() {
+		return 0, ""
+	}
 	tokens := known.Correct(domain.CalibrationKey{Model: m.Name, Class: z.peek.Class}, z.peek.PromptTokens)
 	if z.peek.HiddenPrompt {
 		return max(tokens, m.HiddenPromptFloor), ""
@@ -107,8 +147,13 @@ func (z sizing) prompt(m domain.Model, known domain.Calibration) (int64, domain.
 // cap in the request or, where it has none that counts, the model's own
 // maximum; either clipped to what the window leaves.
 func (z sizing) output(m domain.Model, prompt int64) int64 {
-	if z.peek.API == domain.APIEmbeddings {
+	switch api := z.peek.API; {
+	case api == domain.APIEmbeddings, api == domain.APIRerank, api.IsRaw(), api.Free():
 		return 0
+	case api == domain.APISpeech:
+		return (z.peek.Units[domain.ToolCharacter]*spokenTokensPerTen + 9) / 10
+	case api.MakesImages() && z.pricedByImage(m):
+		return 0 // held by the image
 	}
 	output := z.peek.OutputCap
 	if !z.peek.HasCap {
@@ -141,7 +186,7 @@ func budgeted(holds []domain.Hold) bool {
 // candidateTerms are what all candidates of a request have in common; inject is
 // the cap to put in.
 type candidateTerms struct {
-	peek   *wire.Request
+	sizing
 	inject int64
 }
 
@@ -154,8 +199,7 @@ func candidate(d *domain.Decision, p pick, t candidateTerms) domain.Candidate {
 		Account: p.channel.Account, Class: p.model.Class, Trial: p.trial,
 	}
 	if p.model.Name != d.Model {
-		price := p.model.Price
-		price.FactorMicros = d.Price.FactorMicros
+		price := t.price(p.model)
 		c.Model, c.Price = p.model.Name, &price
 	}
 	return c

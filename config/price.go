@@ -59,6 +59,7 @@ func (c *checker) price(at string, p *keywayv1.Price) {
 	c.rates(at, priceTexts(p))
 	c.tools(at, p.Tools)
 	c.tiers(at, p.Tiers)
+	c.images(at, p.Images)
 	var above int64
 	for i, s := range p.Steps {
 		here := fmt.Sprintf("%s.steps[%d]", at, i)
@@ -107,6 +108,28 @@ func (c *checker) tools(at string, tools []*keywayv1.ToolPrice) {
 		default:
 			c.amount(here+".per_call", t.PerCall, maxPriceMicros/callsPerRate)
 		}
+	}
+}
+
+func (c *checker) images(at string, images []*keywayv1.ImagePrice) {
+	seen := make(map[[2]string]bool, len(images))
+	for i, p := range images {
+		here := fmt.Sprintf("%s.images[%d]", at, i)
+		for _, word := range []struct{ field, value string }{{".quality", p.Quality}, {".size", p.Size}} {
+			if word.value != "" {
+				c.opaque(here+word.field, word.value, maxTierLength)
+			}
+		}
+		if kind := [2]string{p.Quality, p.Size}; seen[kind] {
+			c.add(here, "has the quality and size of one before it")
+		} else {
+			seen[kind] = true
+		}
+		if p.Price == "" {
+			c.add(here+".price", "is missing; currency for one image, such as \"0.04\"")
+			continue
+		}
+		c.amount(here+".price", p.Price, maxPriceMicros/callsPerRate)
 	}
 }
 
@@ -160,6 +183,14 @@ func compilePrice(p *keywayv1.Price) domain.Price {
 	}
 	for _, t := range p.Tiers {
 		out.Tiers = append(out.Tiers, domain.TierFactor{Tier: t.Tier, FactorMicros: micros(t.Multiplier)})
+	}
+	return out
+}
+
+func compileImages(images []*keywayv1.ImagePrice) []domain.ImagePrice {
+	var out []domain.ImagePrice
+	for _, p := range images {
+		out = append(out, domain.ImagePrice{Quality: p.Quality, Size: p.Size, Micros: micros(p.Price)})
 	}
 	return out
 }

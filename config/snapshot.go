@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"net/url"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -27,9 +29,11 @@ type Snapshot struct {
 	KeepStoredIDs time.Duration
 	Models        map[string]domain.Model
 	// Aliases are the other names of models.
-	Aliases  map[string]domain.Alias
-	Channels map[string]domain.Channel
-	Policies map[string]domain.Policy
+	Aliases map[string]domain.Alias
+	// ModelNames are the names of both, in order.
+	ModelNames []string
+	Channels   map[string]domain.Channel
+	Policies   map[string]domain.Policy
 	// Cooldown is for how long channels are left alone.
 	Cooldown domain.CooldownBounds
 	// Ceiling limits everyone in the region together.
@@ -41,7 +45,12 @@ type Snapshot struct {
 	PriceFactors map[string]int64
 	// Prepaid are the identities that can spend what they have paid in.
 	Prepaid map[string]bool
+	// Raw are the paths that pass unread, the longest first.
+	Raw []RawPath
 }
+
+// RawPath is a path of which Model has all that is at and below it.
+type RawPath struct{ Path, Model string }
 
 var errNoVersion = errors.New("version must be 1 or more")
 
@@ -83,6 +92,8 @@ func Compile(rc *keywayv1.RegionConfig) (*Snapshot, error) {
 		First: cfg.Cooldown.First.AsDuration(), Least: cfg.Cooldown.Min.AsDuration(), Most: cfg.Cooldown.Max.AsDuration(),
 	}
 	s.Aliases = compileAliases(cfg.Aliases)
+	s.ModelNames = slices.AppendSeq(slices.Collect(maps.Keys(s.Models)), maps.Keys(s.Aliases))
+	slices.Sort(s.ModelNames)
 	for _, p := range cfg.Policies {
 		s.Policies[p.Name] = compilePolicy(p)
 	}
@@ -97,6 +108,7 @@ func Compile(rc *keywayv1.RegionConfig) (*Snapshot, error) {
 		}
 	}
 	s.PriceFactors = compileFactors(cfg.Identities)
+	s.Raw = compileRaw(cfg.Models)
 	return s, nil
 }
 
@@ -179,8 +191,10 @@ func compileModels(cfg *keywayv1.Config) map[string]domain.Model {
 			ContextWindow: m.ContextWindow,
 			MaxOutput:     m.MaxOutput,
 			Price:         compilePrice(m.Prices[len(m.Prices)-1]),
+			Images:        compileImages(m.Prices[len(m.Prices)-1].Images),
 			Channels:      servedBy[m.Name],
 			Class:         m.Class,
+			Raw:           m.Raw,
 
 			HiddenPromptFloor: m.HiddenPromptFloor,
 
@@ -211,6 +225,7 @@ func compilePolicy(p *keywayv1.Policy) domain.Policy {
 		InjectCap:         p.Cap == capInject,
 		Leased:            p.RateMode == rateModeLeased,
 		OpenWindow:        p.OpenWindow.AsDuration(),
+		CountTokensRPM:    p.CountTokensRpm,
 	}
 	if len(p.Models) > 0 {
 		out.Models = make(map[string]domain.Policy, len(p.Models))

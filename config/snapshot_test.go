@@ -78,12 +78,13 @@ func TestCompile(t *testing.T) {
 				Channels: []string{"vendor-a"},
 				Strategy: domain.StrategySticky, Fallbacks: []string{"small"}, State: domain.ModelDeprecated,
 				Sunset: time.Date(2027, 3, 31, 0, 0, 0, 0, time.UTC), Notice: "Use small.",
+				Images: []domain.ImagePrice{{Quality: "high", Size: "1024x1024", Micros: 170_000}, {Micros: 40_000}},
 			},
 			"small": {
 				Name: "small", ContextWindow: 2048, MaxOutput: 2048, HiddenPromptFloor: 2048, Class: "small",
 				Heartbeat: 14 * time.Second, IdleLimit: 10 * time.Minute,
 				Price: domain.Price{Version: "1"}, Channels: []string{"vendor-a", "plain-a"},
-				Strategy: domain.StrategyWeighted, State: domain.ModelActive,
+				Strategy: domain.StrategyWeighted, State: domain.ModelActive, Raw: []string{"/v1/files", "/v1/files/tmp"},
 			},
 		},
 		Aliases: map[string]domain.Alias{
@@ -105,7 +106,7 @@ func TestCompile(t *testing.T) {
 			"team": {
 				Name: "team", RPM: 600, TPM: 200_000, InFlight: 20,
 				BudgetDayMicros: 25_000_000, BudgetMonthMicros: 500_000_000, TimeZone: "Europe/Berlin", InjectCap: true,
-				RPMBurst: 60, TPMBurst: 400_000, ImagesDay: 50,
+				RPMBurst: 60, TPMBurst: 400_000, ImagesDay: 50, CountTokensRPM: 900,
 				Models: map[string]domain.Policy{"small": {
 					Name: "small", RPM: 10, RPMBurst: 2, TPM: 5000, TPMBurst: 9000, InFlight: 3,
 					BudgetDayMicros: 1_500_000, BudgetMonthMicros: 15_000_000, ImagesDay: 5, TimeZone: "Europe/Berlin",
@@ -123,6 +124,8 @@ func TestCompile(t *testing.T) {
 		Identities:   map[string]string{"acme": "team", "user:42@example.com": ""},
 		PriceFactors: map[string]int64{"acme": 900_000},
 		Prepaid:      map[string]bool{"acme": true},
+		ModelNames:   []string{"latest", "small", "team/model:latest", "tiny"},
+		Raw:          []config.RawPath{{Path: "/v1/files/tmp", Model: "small"}, {Path: "/v1/files", Model: "small"}},
 	}, got)
 }
 

@@ -51,6 +51,7 @@ func Validate(cfg *keywayv1.Config) error {
 type checker struct {
 	*problems
 	providers, models, policies []string
+	raw                         []string
 }
 
 // check looks at every field and reference.

@@ -201,6 +201,11 @@ func (c *checker) model(at string, m *keywayv1.Model) {
 	if len(m.Prices) == 0 {
 		c.add(at+".prices", "is missing; a model has at least one price version")
 	}
+	for i, path := range m.Raw {
+		here := fmt.Sprintf("%s.raw[%d]", at, i)
+		c.raw = c.unique(c.raw, here, path)
+		c.rawPath(here, path)
+	}
 	var versions []string
 	for i, p := range m.Prices {
 		here := fmt.Sprintf("%s.prices[%d]", at, i)

@@ -15,6 +15,7 @@ func (c *checker) policy(at string, p *keywayv1.Policy) {
 	}
 	c.storeDown(at, p)
 	c.rateMode(at, p)
+	c.limit(at+".count_tokens_rpm", p.CountTokensRpm)
 	// LoadLocation knows "Local", which is another zone on every machine.
 	if _, err := time.LoadLocation(p.TimeZone); err != nil || p.TimeZone == "Local" {
 		c.add(at+".time_zone", "%s is not an IANA time zone such as \"Europe/Berlin\"", quote(p.TimeZone))

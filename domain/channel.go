@@ -69,6 +69,11 @@ type Model struct {
 	IdleLimit time.Duration
 	// Price is the version in force.
 	Price Price
+	// Images are prices of one image each, the first that fits counts; see
+	// ImageMicros.
+	Images []ImagePrice
+	// Raw are paths that pass unread; a model that has some has no other use.
+	Raw []string
 	// Channels that serve the model, in the order of the file.
 	Channels []string
 	// Class is what cools together: models whose limits a provider counts together.
@@ -91,4 +96,25 @@ type Alias struct {
 	// Canary serves Percent of the identities instead; "" is none.
 	Canary  string
 	Percent int
+}
+
+// ImagePrice is what one image costs, in micro-units. Quality and Size are as
+// clients send them; "" fits every request.
+type ImagePrice struct {
+	Quality, Size string
+	Micros        int64
+}
+
+// PassesRaw reports whether m stands for paths that pass unread.
+func (m Model) PassesRaw() bool { return len(m.Raw) > 0 }
+
+// ImageMicros is what one image of that quality and size costs; ok is false
+// where no price fits.
+func (m Model) ImageMicros(quality, size string) (micros int64, ok bool) {
+	for _, p := range m.Images {
+		if (p.Quality == "" || p.Quality == quality) && (p.Size == "" || p.Size == size) {
+			return p.Micros, true
+		}
+	}
+	return 0, false
 }

@@ -18,6 +18,8 @@ const (
 	LimitBudgetMonth LimitKind = "budget_month" // micro-units per calendar month
 	LimitImagesDay   LimitKind = "images_day"   // images per calendar day
 	LimitBalance     LimitKind = "balance"      // prepaid micro-units, without an end
+	// LimitCountTokens is counts of tokens per minute, token bucket.
+	LimitCountTokens LimitKind = "count_tokens_rpm"
 )
 
 // IsBudget reports whether k counts money.
@@ -69,6 +71,9 @@ type Policy struct {
 	BudgetMonthMicros int64
 	// ImagesDay is images per calendar day.
 	ImagesDay int64
+	// CountTokensRPM is how many prompts per minute may be counted, for free and
+	// beside every other limit.
+	CountTokensRPM int64
 	// Models are further limits of single models, by the name clients use; each
 	// has a time zone of its own, and no Models.
 	Models map[string]Policy
@@ -131,11 +136,14 @@ type Demand struct {
 	// Images is how many images it asks for; 0 for text, which no limit of
 	// images concerns.
 	Images int64
+	// Toll is which of the limits it takes from.
+	Toll Toll
 }
 
 // Holds lists the holds that p asks for in scope of id at time now: those of
 // the scope, then those of each model within it. The order in each is fixed: rpm,
-// tpm, in_flight, budget_day, budget_month, images_day. The windows are those of
+// tpm, in_flight, budget_day, budget_month, images_day; a request that is free of
+// them takes rpm and in_flight, or count_tokens_rpm alone. The windows are those of
 // now, which is the moment of the admission: what it holds is settled in the same
 // windows, however late. An unknown time zone falls back to UTC; config refuses
 // it long before.
@@ -157,6 +165,13 @@ func (h Hold) Concerns(model string) bool {
 
 // ownHolds are the holds without those of models; each has the owner of of.
 func (p Policy) ownHolds(of Hold, d Demand, now time.Time) []Hold {
+	if d.Toll == TollCount {
+		of.Kind, of.Limit, of.Amount = LimitCountTokens, p.CountTokensRPM, 1
+		if of.Limit <= 0 {
+			return nil
+		}
+		return []Hold{of}
+	}
 	local := now.In(zoneOf(p.TimeZone))
 	day, month := local.Format("2006-01-02"), local.Format("2006-01")
 	all := []Hold{
@@ -170,6 +185,9 @@ func (p Policy) ownHolds(of Hold, d Demand, now time.Time) []Hold {
 	holds := make([]Hold, 0, len(all))
 	for _, h := range all {
 		if h.Limit <= 0 || h.Kind == LimitImagesDay && h.Amount <= 0 {
+			continue
+		}
+		if d.Toll == TollCall && h.Kind != LimitRPM && h.Kind != LimitInFlight {
 			continue
 		}
 		h.Scope, h.ID = of.Scope, of.ID

@@ -59,6 +59,9 @@ type Decision struct {
 	// was made of; "" when the estimate says too little to learn from it.
 	PromptEstimate int64
 	Class          ContentClass
+	// Units are what the request asks for that is charged by the piece, by Tool;
+	// what the answer counts of a kind takes their place.
+	Units [ToolKinds]int64
 	// BodyLen is the client's body length in bytes.
 	BodyLen    int64
 	AdmittedAt time.Time
@@ -116,6 +119,14 @@ func (d *Decision) AskedModel() string {
 		return d.Asked
 	}
 	return d.Model
+}
+
+// SentUnits are the units of d that a provider has done, or charges for, once it
+// has the request. Images come with the answer.
+func (d *Decision) SentUnits() [ToolKinds]int64 {
+	units := d.Units
+	units[ToolImageGeneration] = 0
+	return units
 }
 
 // Admission is the store's answer to a reservation.

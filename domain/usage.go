@@ -30,7 +30,8 @@ type Usage struct {
 	// and from Reasoning.
 	OutputAudio int64
 	OutputImage int64
-	// Tools counts the provider's own tools by Tool; a client's functions are not among them.
+	// Tools counts what is charged by the piece, by Tool; a client's functions
+	// are not among them.
 	Tools [ToolKinds]int64
 	// Tier is the service tier that was really used, such as "priority"; "" is
 	// the standard one (see NormalTier).
@@ -43,7 +44,8 @@ func (u Usage) Input() int64 { return u.InputUncached + u.CacheRead + u.CacheWri
 // Total is prompt plus output.
 func (u Usage) Total() int64 { return u.Input() + u.Output }
 
-// Tool is a tool that a provider runs, and may charge for by the call.
+// Tool is what a provider may charge for by the piece instead of by the token:
+// a call of a tool that it runs, or a unit of work that has no tokens.
 type Tool int
 
 // The tools that answers count.
@@ -55,12 +57,21 @@ const (
 	ToolComputer
 	ToolImageGeneration
 	ToolMCP
+	// ToolSearchUnit is one query over up to a hundred documents (rerank).
+	ToolSearchUnit
+	// ToolAudioSecond is a second of sound that was listened to, begun ones whole.
+	ToolAudioSecond
+	// ToolCharacter is a character that was spoken.
+	ToolCharacter
+	// ToolCall is one request to a path that Keyway does not read.
+	ToolCall
 	// ToolKinds is how many there are.
 	ToolKinds
 )
 
 var toolNames = [ToolKinds]string{
 	"web_search", "web_fetch", "file_search", "code_interpreter", "computer", "image_generation", "mcp",
+	"search_unit", "audio_second", "character", "call",
 }
 
 // String is the tool's name in configuration, ledger and metrics.

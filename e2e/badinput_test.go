@@ -233,7 +233,7 @@ func TestWrongMethodAndPathAreRefused(t *testing.T) {
 			rows = append(rows, row{method, path, 405, "invalid_request_error", "method_not_allowed"})
 		}
 	}
-	for _, path := range []string{"/", "/v1", "/v1/", "/v1/nothing", "/v2/chat/completions", "/v1/chat/completions/", "/V1/chat/completions", "/v1/chat%2Fcompletions", "/v1/models/m"} {
+	for _, path := range []string{"/", "/v1", "/v1/", "/v1/nothing", "/v2/chat/completions", "/v1/chat/completions/", "/V1/chat/completions", "/v1/chat%2Fcompletions", "/v1/audio", "/v1/responses/"} {
 		rows = append(rows, row{"POST", path, 404, "invalid_request_error", ""})
 	}
 	for _, path := range []string{"/v1/messages/", "/v1/messages/nothing", "/v1/messages/batches"} {

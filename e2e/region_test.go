@@ -150,6 +150,8 @@ channels:
   - {name: home-c, provider: c, secret: "file:{{(index .Faces 2).Secret}}", slots: 1, models: [{name: home}]}
   - {name: fall-a, provider: a, secret: "file:{{(index .Faces 0).Secret}}", cooldown: obey, models: [{name: fall}]}
   - {name: fall-b, provider: b, secret: "file:{{(index .Faces 1).Secret}}", models: [{name: fallen, upstream: m-fallen}]}
+  - {name: media, provider: c, secret: "file:{{(index .Faces 2).Secret}}", slots: 500, models: [{name: ranked}, {name: spoken, upstream: tts-of-c}, {name: heard}, {name: drawn}, {name: files}]}
+  - {name: media-spare, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 500, models: [{name: spoken, upstream: tts-of-b}, {name: files}]}
 {{.ExtraChannels}}
 models:
 {{- range .Rests}}
@@ -174,6 +176,17 @@ models:
   - {name: silent, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: spill, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: sized, max_output: 500, hidden_prompt_floor: 3000, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: ranked, prices: [{version: v1, input: "1", output: "0", tools: [{tool: search_unit, per_call: "0.002"}]}]}
+  - {name: spoken, prices: [{version: v1, input: "0", output: "0", tools: [{tool: character, per_thousand: "0.015"}]}]}
+  - {name: heard, prices: [{version: v1, input: "1", input_audio: "3", output: "5", tools: [{tool: audio_second, per_call: "0.0001"}]}]}
+  - name: drawn
+    prices:
+      - version: v1
+        input: "5"
+        output: "10"
+        output_image: "40"
+        images: [{quality: high, size: 1024x1024, price: "0.17"}, {quality: low, price: "0.01"}, {price: "0.04"}]
+  - {name: files, raw: [/v1/files], prices: [{version: v1, input: "1", output: "1", tools: [{tool: call, per_call: "0.0005"}]}]}
   - {name: learned, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: quiet-a, max_output: 64, heartbeat: 0.2s, idle_limit: 30s, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: quiet-tlsa, max_output: 64, heartbeat: 0.2s, idle_limit: 30s, prices: [{version: v1, input: "1", output: "1"}]}
@@ -205,6 +218,8 @@ policies:
   - {name: single, budget_day: "0.0001"}
   - {name: rpm1, rpm: 1, in_flight: 1}
   - {name: flight1, in_flight: 1}
+  - {name: counting, rpm: 1, in_flight: 1, budget_day: "1", count_tokens_rpm: 60}
+  - {name: pictures, rpm: 100, budget_day: "1", images_day: 5}
   - {name: flight5, in_flight: 5}
   - {name: wide, rpm: 1000000, tpm: 1000000000, in_flight: 100000, budget_day: "1000000", budget_month: "1000000"}
   - {name: tpm500, tpm: 500}

@@ -146,7 +146,7 @@ func (s *Server) settleEntry(entry logEntry) {
 	case entry.status >= 400 || !entry.reached || r.Outcome == domain.OutcomeFailed:
 		// Nothing was delivered, or no provider ever saw the prompt.
 	default:
-		r.Usage = domain.Usage{InputUncached: d.PromptTokens, Output: unreadOutput(d, entry.bodyBytes)}
+		r.Usage = domain.Usage{InputUncached: d.PromptTokens, Output: unreadOutput(d, entry.bodyBytes), Tools: d.SentUnits()}
 	}
 	r.CostMicros = d.PriceOf(d.Last(entry.attempts)).CostMicros(r.Usage)
 	s.evidence.undecided(d.RequestID, d.Last(entry.attempts))

@@ -70,18 +70,19 @@ func (s *Server) begin(d domain.Decision, a answer) (*watch, watchPlan) {
 	w := &watch{server: s, decision: d, answer: a, begun: s.now()}
 	plan := watchPlan{remove: strippedHeaders(a.headers), set: w.ownHeaders()}
 	format, watchable := bodyFormat(a)
+	api, read := readAs(d.API, format)
 	switch {
 	case a.status >= 400:
 		plan.replace = replacement(a)
 		w.blame()
 		w.settle(domain.OutcomeFailed)
-	case a.ended || !watchable:
+	case a.ended || !watchable || !read:
 		w.praise()
 		w.settle(domain.OutcomeSuccess)
 	default:
 		plan.body = true
 		w.watcher = wire.NewWatcher(wire.WatchOptions{
-			API: d.API, Format: format, RequestID: d.RequestID,
+			API: api, Format: format, RequestID: d.RequestID,
 			StripUsage: d.StripUsage && format == wire.FormatSSE && !w.compressed(),
 		})
 		if format == wire.FormatSSE {
@@ -91,6 +92,19 @@ func (s *Server) begin(d domain.Decision, a answer) (*watch, watchPlan) {
 		s.leases.hold(leaseOf(d, w.slotHolder()), time.Time{})
 	}
 	return w, plan
+}
+
+// readAs is the operation as which an answer is read; read is false for one in
+// which nothing is of interest. A stored response that is streamed is watched for
+// its end, not for what it cost.
+func readAs(api domain.API, format wire.Format) (as domain.API, read bool) {
+	switch {
+	case api == domain.APIStored:
+		return domain.APIResponses, format == wire.FormatSSE
+	case api.Free(), api.IsRaw():
+		return api, false
+	}
+	return api, true
 }
 
 // bodyFormat tells a body that can be read from one that is only passed on.
@@ -345,14 +359,19 @@ func (w *watch) use(r *domain.UsageRecord) {
 	price := w.decision.PriceOf(w.slotHolder())
 	if w.watcher == nil {
 		if r.Outcome == domain.OutcomeSuccess {
-			r.Usage = domain.Usage{InputUncached: w.decision.PromptTokens}
+			r.Usage = unread(w.decision)
 		}
 		r.CostMicros = price.CostMicros(r.Usage)
 		return
 	}
 	result := w.watcher.Result()
-	r.ModelServed, r.RawUsage = result.ModelServed, result.RawUsage
+	r.ModelServed = result.ModelServed
+	if !w.decision.API.Free() {
+		r.RawUsage = result.RawUsage
+	}
 	switch {
+	case w.decision.API.Free():
+		// Counted, and paid for, by the request that made it.
 	case result.HasUsage && (result.Terminal || w.finished):
 		r.Usage, r.Source = result.Usage, domain.SourceUpstream
 	case r.Outcome == domain.OutcomeFailed:
@@ -362,12 +381,40 @@ func (w *watch) use(r *domain.UsageRecord) {
 	default:
 		r.Usage, r.Source = result.Count(w.decision.PromptTokens)
 	}
-	r.CostMicros = price.CostMicros(r.Usage)
+	r.CostMicros = charge(r, w.decision, price)
 	// The estimate was made for the decision's own model, and corrects no other.
 	if r.Source == domain.SourceUpstream && w.decision.Class != "" && w.slotHolder().Model == "" {
 		w.server.metrics.estimateRatio.Observe(float64(w.decision.PromptTokens) / float64(max(r.Usage.Input(), 1)))
 		w.server.calibration.learn(w.decision, r.Usage.Input())
 	}
+}
+
+// unread is what a good answer used that nobody could read: sound, or what
+// passes raw.
+func unread(d domain.Decision) domain.Usage {
+	u := domain.Usage{InputUncached: d.PromptTokens, Tools: d.Units}
+	if d.API == domain.APISpeech {
+		u.Output, u.OutputAudio = d.OutputCap, d.OutputCap
+	}
+	return u
+}
+
+// charge adds to the usage of r what was asked for by the piece and the answer
+// did not count, and returns the cost of all.
+func charge(r *domain.UsageRecord, d domain.Decision, price domain.Price) int64 {
+	counted := r.Source == domain.SourceUpstream
+	if r.Outcome != domain.OutcomeFailed {
+		for unit, n := range d.Units {
+			// Sound is charged by tokens or by its length, never by both.
+			if r.Usage.Tools[unit] == 0 && !(counted && d.API.Transcribes()) {
+				r.Usage.Tools[unit] = n
+			}
+		}
+	}
+	if counted && d.API.MakesImages() {
+		price.Tools = nil // the tokens of an image are its price
+	}
+	return price.CostMicros(r.Usage)
 }
 
 // bytesPerToken is the length of a token in text that could not be read; 4 is

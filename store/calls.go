@@ -70,7 +70,7 @@ func checkHolds(holds []domain.Hold) error {
 			return fmt.Errorf("hold %s of %s %s stands behind one of the region", h.Kind, h.Scope, h.ID)
 		}
 		switch h.Kind {
-		case domain.LimitRPM, domain.LimitTPM, domain.LimitInFlight:
+		case domain.LimitRPM, domain.LimitTPM, domain.LimitInFlight, domain.LimitCountTokens:
 		case domain.LimitBalance:
 			if i > 0 {
 				return fmt.Errorf("hold %s of %s %s is not the first", h.Kind, h.Scope, h.ID)

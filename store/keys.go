@@ -38,6 +38,8 @@ func bucketKey(identity string, h domain.Hold) string {
 		return tag + ":rpm:" + owner
 	case domain.LimitTPM:
 		return tag + ":tpm:" + owner
+	case domain.LimitCountTokens:
+		return tag + ":counts:" + owner
 	case domain.LimitInFlight:
 		return tag + ":inflight:" + owner
 	case domain.LimitBudgetDay:

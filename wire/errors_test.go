@@ -229,6 +229,22 @@ func TestCleanQuery(t *testing.T) {
 		"api-version=1&beta2=true":  "",
 		"beta=2026-10-21_x.1&&&a=b": "beta=2026-10-21_x.1",
 	} {
-		assert.Equal(t, want, CleanQuery(query), query)
+		assert.Equal(t, want, CleanQuery(domain.APIMessages, query), query)
+		assert.Empty(t, CleanQuery(domain.APIChat, query), query)
+	}
+	for query, want := range map[string]string{
+		"stream=true&starting_after=4&model=x&key=kw_secret":            "stream=true&starting_after=4",
+		"include[]=a.b&include[]=c&include%5B%5D=d&limit=2&limit=99":    "include[]=a.b&include[]=c&include%5B%5D=d&limit=2",
+		"stream=true%26key%3Dx&order=asc&after=msg_1&unknown=1&after2=": "order=asc&after=msg_1",
+	} {
+		assert.Equal(t, want, CleanQuery(domain.APIStored, query), query)
+	}
+	for query, want := range map[string]string{
+		"purpose=batch&limit=2&limit=3":                                             "purpose=batch&limit=2&limit=3",
+		"a=b&KEY=kw_secret&api_key=x&k%65y=y&%6Bey=z&Access_Token=t&api-key&c=%2Fd": "a=b&c=%2Fd",
+		"=x&&%zz=1&a b=c&a#b=d&a\x00=e":                                             "",
+	} {
+		assert.Equal(t, want, CleanQuery(domain.APIRawOpenAI, query), query)
+		assert.Equal(t, want, CleanQuery(domain.APIRawAnthropic, query), query)
 	}
 }

@@ -24,9 +24,24 @@ func (w *Watcher) event(name []byte) {
 		w.responsesEvent(name)
 	case domain.APIMessages:
 		w.messagesEvent(name)
+	case domain.APISpeech, domain.APITranscriptions, domain.APITranslations, domain.APIImages, domain.APIImageEdits:
+		w.mediaEvent(name)
 	default:
 		w.use(w.raw(slotUsage))
 	}
+}
+
+// mediaEvent judges an event of a stream of sound, images or what was heard.
+func (w *Watcher) mediaEvent(name []byte) {
+	switch {
+	case w.isType(name, "image_generation.completed"), w.isType(name, "image_edit.completed"):
+		w.items.streamed.add(domain.ToolImageGeneration)
+	case w.isType(name, "speech.audio.done"), w.isType(name, "transcript.text.done"):
+	default:
+		return
+	}
+	w.result.Terminal = true
+	w.use(w.raw(slotUsage))
 }
 
 // document judges an answer that is one JSON document.
@@ -39,6 +54,10 @@ func (w *Watcher) document() {
 	}
 	w.result.Incomplete = w.string(slotReason)
 	w.use(w.raw(slotUsage))
+	if seconds, ok := parseCeiling(w.raw(slotDuration)); ok && !w.tally.has(countPrompt) && !w.tally.has(countSeconds) {
+		w.tally.set(countSeconds, seconds)
+		w.hasUsage = true
+	}
 }
 
 func (w *Watcher) responsesEvent(name []byte) {
@@ -82,6 +101,9 @@ func (w *Watcher) identify() {
 func (w *Watcher) use(raw []byte) {
 	if !w.tally.apply(raw) {
 		return // null is "not yet"
+	}
+	if w.opts.API == domain.APIRerank && !w.tally.has(countPrompt) && w.tally.has(countTotal) {
+		w.tally.set(countPrompt, w.tally.count[countTotal])
 	}
 	w.hasUsage = true
 	w.lastRaw = append(w.lastRaw[:0], raw...)

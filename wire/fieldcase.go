@@ -9,6 +9,7 @@ var decisive = [][]byte{
 	[]byte("n"), []byte("best_of"), []byte("background"), []byte("service_tier"),
 	[]byte("previous_response_id"), []byte("conversation"), []byte("messages"), []byte("input"), []byte("prompt"),
 	[]byte("instructions"), []byte("system"), []byte("tools"), []byte("functions"),
+	[]byte("documents"), []byte("size"), []byte("quality"),
 }
 
 // disguised returns the decisive field from which key, a field of another name,

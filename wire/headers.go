@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -154,17 +155,44 @@ var strippedPrefixes = []string{
 	"x-ratelimit-", "anthropic-ratelimit-", "anthropic-priority-", "anthropic-fast-", "cf-",
 }
 
-// CleanQuery returns what of a request's raw query may go to a provider: the
-// flag beta of the Messages API. A key, or a model that contradicts the body's,
-// could stand in any other parameter.
-func CleanQuery(rawQuery string) string {
+// queryNames are the parameters that may go to a provider, beside the flag beta
+// of the Messages APIs. A key, or a model that contradicts the body's, could
+// stand in any other.
+var queryNames = map[domain.API][]string{
+	domain.APIMessages:    {"beta"},
+	domain.APICountTokens: {"beta"},
+	domain.APIStored: {
+		"stream", "starting_after", "include_obfuscation", "include", "include[]", "include%5B%5D", "after", "before", "limit", "order",
+	},
+}
+
+// carriers are names under which some provider reads a credential in a query.
+var carriers = []string{"key", "api_key", "api-key", "apikey", "x-api-key", "access_token", "access-token", "token", "auth_token", "authorization"}
+
+// CleanQuery returns what of a request's raw query may go to a provider, in its
+// order. Of a request that passes raw it is everything but credentials.
+func CleanQuery(api domain.API, rawQuery string) string {
+	var kept, seen []string
 	for pair := range strings.SplitSeq(rawQuery, "&") {
 		name, value, _ := strings.Cut(pair, "=")
-		if name == "beta" && plainValue(value) {
-			return pair
+		switch {
+		case api.IsRaw():
+			if decoded, err := url.QueryUnescape(name); err == nil && decoded != "" && !slices.Contains(carriers, strings.ToLower(decoded)) && plainQuery(pair) {
+				kept = append(kept, pair)
+			}
+		case slices.Contains(queryNames[api], name) && plainValue(value) && !slices.Contains(seen, name):
+			kept = append(kept, pair)
+			if !strings.HasPrefix(name, "include") {
+				seen = append(seen, name) // what two readers could read differently comes once
+			}
 		}
 	}
-	return ""
+	return strings.Join(kept, "&")
+}
+
+// plainQuery reports whether a pair holds nothing that must be escaped in a query.
+func plainQuery(pair string) bool {
+	return !strings.ContainsFunc(pair, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune("#;\"<>\\^`{|}", r) })
 }
 
 func plainValue(s string) bool {

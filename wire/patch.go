@@ -45,8 +45,12 @@ func (q *Request) Patches(o PatchOptions) []domain.Patch {
 	if o.InjectUsage && q.LacksUsage() {
 		list = append(list, q.usagePatch())
 	}
-	if o.UpstreamModel != "" && o.UpstreamModel != q.Model {
-		list = append(list, replace(q.model, string(appendQuoted(nil, o.UpstreamModel))))
+	if o.UpstreamModel != "" && o.UpstreamModel != q.Model && !q.model.unset() {
+		name := o.UpstreamModel
+		if !q.form {
+			name = string(appendQuoted(nil, name))
+		}
+		list = append(list, replace(q.model, name))
 	}
 	slices.SortStableFunc(list, func(a, b domain.Patch) int { return cmp.Compare(a.Offset, b.Offset) })
 	return list

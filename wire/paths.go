@@ -31,6 +31,7 @@ const (
 	slotFallback
 	slotItemType
 	slotItemAction
+	slotDuration
 	slotCount
 
 	noSlot int8 = -1
@@ -127,8 +128,14 @@ func pathsFor(api domain.API, format Format) *pathTable {
 	switch api {
 	case domain.APIChat, domain.APICompletions:
 		return chatPaths
-	case domain.APIEmbeddings:
+	case domain.APIEmbeddings, domain.APIRerank:
 		return embeddingsPaths
+	case domain.APITranscriptions, domain.APITranslations:
+		return transcriptPaths
+	case domain.APISpeech:
+		return speechPaths
+	case domain.APIImages, domain.APIImageEdits:
+		return imagesPaths
 	case domain.APIResponses:
 		if format == FormatSSE {
 			return responsesEventPaths
@@ -159,6 +166,25 @@ var embeddingsPaths = newPathTable(errorPaths, []path{
 	{"id", slotID, keepRaw},
 	{"model", slotModel, keepRaw},
 	{"usage", slotUsage, keepRaw},
+	// Cohere's word for the usage of a rerank.
+	{"meta.billed_units", slotUsage, keepRaw},
+})
+
+// speechPaths are those of a stream; without one, the answer is sound.
+var speechPaths = newPathTable(errorPaths, []path{
+	{"usage", slotUsage, keepRaw},
+})
+
+var transcriptPaths = newPathTable(errorPaths, []path{
+	{"usage", slotUsage, keepRaw},
+	{"duration", slotDuration, keepRaw},
+	{"delta", noSlot, isText},
+	{"text", noSlot, isText},
+})
+
+var imagesPaths = newPathTable(errorPaths, []path{
+	{"usage", slotUsage, keepRaw},
+	{"data[]", noSlot, reportEnd},
 })
 
 // chatPaths serves chat and completions, as a stream and as one document.

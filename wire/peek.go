@@ -53,11 +53,17 @@ type Request struct {
 	// Session is whom the client says it speaks for: the first of user,
 	// safety_identifier and metadata's user_id or session_id; "" when absent.
 	Session string
+	// Units are what is asked for that is charged by the piece, by domain.Tool.
+	Units [domain.ToolKinds]int64
+	// Size and Quality are those of the images that an image API is asked for.
+	Size, Quality string
 
 	bodyLen int64
 	// open is the offset after the root's opening brace.
 	open  int
 	model span
+	// form: the body is a form, whose values are not quoted.
+	form bool
 	// options is the value of stream_options, zero when absent; its opening
 	// brace is followed by optionsOpen, and usage is include_usage's value.
 	options      span
@@ -106,6 +112,8 @@ type peeker struct {
 	text  bool
 	// stored: the prompt is one that the provider keeps.
 	stored bool
+	// documents and characters are what is to be ranked and to be spoken.
+	documents, characters int64
 }
 
 func (p *peeker) document() bool {
@@ -161,108 +169,13 @@ func (p *peeker) finish() {
 	case domain.APIChat, domain.APIMessages, domain.APIResponses:
 		// What these are asked is text; token ids are not among their inputs.
 		q.HiddenPrompt = !p.text || p.stored || q.PreviousResponseID != "" || q.HasConversation
+	case domain.APIRerank:
+		q.Units[domain.ToolSearchUnit] = max(1, (p.documents+documentsPerUnit-1)/documentsPerUnit)
+	case domain.APISpeech:
+		q.Units[domain.ToolCharacter] = p.characters
+	case domain.APIImages, domain.APIImageEdits:
+		q.Units[domain.ToolImageGeneration] = q.N
 	}
-}
-
-// requestField is a top-level member that Peek reads or counts; each may stand once.
-type requestField uint8
-
-const (
-	fieldUnknown requestField = iota
-	fieldModel
-	fieldStream
-	fieldStreamOptions
-	fieldMaxTokens
-	fieldMaxCompletionTokens
-	fieldMaxOutputTokens
-	fieldN
-	fieldBestOf
-	fieldBackground
-	fieldPreviousResponse
-	fieldConversation
-	fieldCacheKey
-	fieldMessages
-	fieldInput
-	fieldPrompt
-	fieldInstructions
-	fieldSystem
-	fieldTools
-	fieldFunctions
-	fieldFormat
-	fieldText
-	fieldOutputConfig
-	// The fields below are not part of the prompt.
-	fieldUser
-	fieldMetadata
-	fieldServiceTier
-	fieldSafetyID
-	fieldInclude
-)
-
-func fieldOf(key []byte) requestField {
-	switch string(key) {
-	case "model":
-		return fieldModel
-	case "stream":
-		return fieldStream
-	case "stream_options":
-		return fieldStreamOptions
-	case "max_tokens":
-		return fieldMaxTokens
-	case "max_completion_tokens":
-		return fieldMaxCompletionTokens
-	case "max_output_tokens":
-		return fieldMaxOutputTokens
-	case "n":
-		return fieldN
-	case "best_of":
-		return fieldBestOf
-	case "background":
-		return fieldBackground
-	case "previous_response_id":
-		return fieldPreviousResponse
-	case "conversation":
-		return fieldConversation
-	case "prompt_cache_key":
-		return fieldCacheKey
-	}
-	return promptFieldOf(key)
-}
-
-func promptFieldOf(key []byte) requestField {
-	switch string(key) {
-	case "messages":
-		return fieldMessages
-	case "input":
-		return fieldInput
-	case "prompt":
-		return fieldPrompt
-	case "instructions":
-		return fieldInstructions
-	case "system":
-		return fieldSystem
-	case "tools":
-		return fieldTools
-	case "functions":
-		return fieldFunctions
-	case "response_format":
-		return fieldFormat
-	case "text":
-		return fieldText
-	case "output_config":
-		return fieldOutputConfig
-	case "user":
-		return fieldUser
-	case "metadata":
-		return fieldMetadata
-	case "service_tier":
-		return fieldServiceTier
-	case "safety_identifier":
-		return fieldSafetyID
-	case "include":
-		return fieldInclude
-	}
-	return fieldUnknown
 }
 
 func (p *peeker) member(key []byte) bool {
@@ -298,6 +211,8 @@ func (p *peeker) member(key []byte) bool {
 		return p.readSession(f)
 	case fieldServiceTier, fieldInclude:
 		return p.r.skip()
+	case fieldDocuments, fieldSize, fieldQuality:
+		return p.readPiece(f)
 	}
 	return p.countField(f)
 }

@@ -27,6 +27,9 @@ const (
 // countField counts a top-level member. An unknown one counts as prompt:
 // whatever it is, it may not smuggle text past the estimate.
 func (p *peeker) countField(f requestField) bool {
+	if f == fieldInput && p.api == domain.APISpeech && p.r.peek() == '"' {
+		return p.countSpoken()
+	}
 	switch f {
 	case fieldMessages, fieldInput, fieldPrompt, fieldInstructions, fieldSystem:
 		return p.countPrompt(f)

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"bytes"
 	"unicode/utf8"
 
 	"keyway/domain"
@@ -37,6 +38,8 @@ const (
 	countOutputImage
 	countWebSearch
 	countWebFetch
+	countSearchUnits
+	countSeconds
 	countFields
 )
 
@@ -81,12 +84,16 @@ func (t *tally) member(r *reader, key []byte) bool {
 		return t.number(r, countCacheRead)
 	case "cache_creation_input_tokens":
 		return t.number(r, countCacheWrite)
-	case "prompt_tokens_details", "input_tokens_details", "cache_creation", "cache_write_tokens_details":
+	case "prompt_tokens_details", "input_tokens_details", "input_token_details", "cache_creation", "cache_write_tokens_details":
 		return t.details(r, inputParts)
-	case "completion_tokens_details", "output_tokens_details":
+	case "completion_tokens_details", "output_tokens_details", "output_token_details":
 		return t.details(r, outputParts)
 	case "server_tool_use":
 		return t.details(r, toolParts)
+	case "search_units":
+		return t.ceiling(r, countSearchUnits)
+	case "seconds":
+		return t.ceiling(r, countSeconds)
 	case "service_tier":
 		return word(r, &t.tier)
 	case "speed":
@@ -161,6 +168,32 @@ func (t *tally) number(r *reader, f countField) bool {
 	return true
 }
 
+// ceiling reads a number that need not be whole, and rounds it up.
+func (t *tally) ceiling(r *reader, f countField) bool {
+	begin := r.i
+	if !r.skip() {
+		return false
+	}
+	if n, ok := parseCeiling(r.b[begin:r.i]); ok {
+		t.set(f, n)
+	}
+	return true
+}
+
+// parseCeiling reads plain decimal digits with or without a fraction, in quotes
+// or without, and rounds up.
+func parseCeiling(text []byte) (n int64, ok bool) {
+	whole, fraction, _ := bytes.Cut(bytes.Trim(text, `"`), []byte("."))
+	n, ok = parseCount(whole, maxCount-1)
+	for _, c := range fraction {
+		ok = ok && isDigit(c)
+	}
+	if ok && len(bytes.Trim(fraction, "0")) > 0 {
+		n++
+	}
+	return n, ok
+}
+
 // usage returns the canonical record. The parts are made disjoint and never
 // negative, whatever the provider counted.
 func (t *tally) usage(d domain.Dialect) domain.Usage {
@@ -230,6 +263,8 @@ func (t *tally) anthropicUsage() domain.Usage {
 func (t *tally) tools() (calls toolCalls) {
 	calls[domain.ToolWebSearch] = t.count[countWebSearch]
 	calls[domain.ToolWebFetch] = t.count[countWebFetch]
+	calls[domain.ToolSearchUnit] = t.count[countSearchUnits]
+	calls[domain.ToolAudioSecond] = t.count[countSeconds]
 	return calls
 }
 

@@ -121,8 +121,11 @@ func NewWatcher(o WatchOptions) *Watcher {
 	w.scan.paths = pathsFor(o.API, o.Format)
 	w.scan.text = &w.text
 	w.scan.closed = w.choiceEnded
-	if o.API == domain.APIResponses {
+	switch {
+	case o.API == domain.APIResponses:
 		w.scan.closed = w.itemEnded
+	case o.API.MakesImages():
+		w.scan.closed = func() { w.items.listed.add(domain.ToolImageGeneration) }
 	}
 	w.scan.reset()
 	streamed := o.Format == FormatSSE && (o.API == domain.APIChat || o.API == domain.APICompletions)
@@ -177,7 +180,7 @@ func (w *Watcher) Abort(e *domain.Error) []byte {
 		}
 	}
 	rest := slices.Clone(w.strip.pass(nil, nothingOpen))
-	if w.terminal() || w.opts.API == domain.APIEmbeddings {
+	if w.terminal() || inputOnly(w.opts.API) {
 		return rest
 	}
 	rest = append(rest, terminator...)
@@ -208,9 +211,10 @@ func (w *Watcher) Result() Result {
 	r := w.result
 	r.Usage = w.tally.usage(w.opts.API.Dialect())
 	// An answer that counts only one side, or nothing at all, is not believed.
-	r.HasUsage = w.hasUsage && r.Usage != domain.Usage{} && w.tally.has(countPrompt) &&
-		(w.tally.has(countOutput) || w.opts.API == domain.APIEmbeddings)
+	tokens := r.Usage != domain.Usage{} && w.tally.has(countPrompt) && (w.tally.has(countOutput) || inputOnly(w.opts.API))
+	r.HasUsage = w.hasUsage && (tokens || w.tally.has(countSearchUnits) || w.tally.has(countSeconds))
 	r.InputExact = r.HasUsage || ((w.input || w.hasUsage) && r.Usage.Input() > 0)
+	w.media(&r.Usage)
 	r.Usage.Tools, r.Usage.Tier = w.toolCalls(), w.usedTier()
 	r.RawUsage = w.rawUsage()
 	r.Terminal = w.terminal()
@@ -219,6 +223,23 @@ func (w *Watcher) Result() Result {
 		r.OutputTokensEstimate = int64(float64(w.text.Tokens()) * FamilyFactor(r.ModelServed))
 	}
 	return r
+}
+
+// inputOnly reports whether answers of api have no output tokens.
+func inputOnly(api domain.API) bool { return api == domain.APIEmbeddings || api == domain.APIRerank }
+
+// media says of tokens that nobody split what an API about sound or images means by them.
+func (w *Watcher) media(u *domain.Usage) {
+	api := w.opts.API
+	if api.Transcribes() && !w.tally.has(countInputAudio) {
+		u.InputAudio = u.InputUncached
+	}
+	if api == domain.APISpeech {
+		u.OutputAudio = u.Output
+	}
+	if api.MakesImages() && !w.tally.has(countOutputImage) {
+		u.OutputImage = u.Output
+	}
 }
 
 func (w *Watcher) terminal() bool {

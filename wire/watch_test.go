@@ -268,7 +268,7 @@ func TestChoiceIndexBeyondBelief(t *testing.T) {
 
 func TestUnwatchedPasses(t *testing.T) {
 	t.Parallel()
-	w := NewWatcher(WatchOptions{API: "images", Format: FormatSSE, StripUsage: true})
+	w := NewWatcher(WatchOptions{API: domain.APIRawOpenAI, Format: FormatSSE, StripUsage: true})
 	p := []byte(usageChunk)
 	assert.Equal(t, usageChunk, string(w.Write(p)))
 	assert.Empty(t, w.Close())

@@ -105,7 +105,7 @@ func abandoned(e domain.ExpiredReservation, now time.Time) domain.Settlement {
 	if !e.Renewed {
 		return s
 	}
-	s.Record.Usage = domain.Usage{InputUncached: d.PromptTokens}
+	s.Record.Usage = domain.Usage{InputUncached: d.PromptTokens, Tools: d.SentUnits()}
 	s.Record.CostMicros = d.PriceOf(first).CostMicros(s.Record.Usage)
 	if ok {
 		s.Record.Attempt = 1

@@ -825,7 +825,12 @@ type Model struct {
 	Heartbeat *durationpb.Duration `protobuf:"bytes,12,opt,name=heartbeat,proto3" json:"heartbeat,omitempty"`
 	// IdleLimit is how long a provider may send nothing within a stream before the
 	// stream is ended with an error; heartbeats do not count. Default 10m, 500ms to 1h.
-	IdleLimit     *durationpb.Duration `protobuf:"bytes,13,opt,name=idle_limit,json=idleLimit,proto3" json:"idle_limit,omitempty"`
+	IdleLimit *durationpb.Duration `protobuf:"bytes,13,opt,name=idle_limit,json=idleLimit,proto3" json:"idle_limit,omitempty"`
+	// Raw are paths, such as "/v1/files", that pass to the channels of the model
+	// with all that is below them, any method, unread: neither body nor answer is
+	// looked at, and a request costs the tool "call". Whoever may use the model may
+	// use them, on an account that all share. No path that Keyway reads can be among them.
+	Raw           []string `protobuf:"bytes,14,rep,name=raw,proto3" json:"raw,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -951,6 +956,13 @@ func (x *Model) GetIdleLimit() *durationpb.Duration {
 	return nil
 }
 
+func (x *Model) GetRaw() []string {
+	if x != nil {
+		return x.Raw
+	}
+	return nil
+}
+
 // Alias is another name for a model. Clients may send it; what counts for keys,
 // limits and prices is the model behind it.
 type Alias struct {
@@ -1051,7 +1063,10 @@ type Price struct {
 	// that is not listed costs what the standard one does.
 	Tiers []*TierPrice `protobuf:"bytes,15,rep,name=tiers,proto3" json:"tiers,omitempty"`
 	// Steps are other rates for long prompts, by rising above.
-	Steps         []*PriceStep `protobuf:"bytes,16,rep,name=steps,proto3" json:"steps,omitempty"`
+	Steps []*PriceStep `protobuf:"bytes,16,rep,name=steps,proto3" json:"steps,omitempty"`
+	// Images are prices of one image each; the first that fits the request counts,
+	// where the answer does not tell the tokens that were used.
+	Images        []*ImagePrice `protobuf:"bytes,17,rep,name=images,proto3" json:"images,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1198,11 +1213,21 @@ func (x *Price) GetSteps() []*PriceStep {
 	return nil
 }
 
+func (x *Price) GetImages() []*ImagePrice {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
 // ToolPrice is what the calls of a provider's tool cost, by one of two fields.
 type ToolPrice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Tool is web_search, web_fetch, file_search, code_interpreter, computer,
-	// image_generation or mcp.
+	// image_generation or mcp; or a unit of work that is not counted in tokens:
+	// search_unit (rerank), audio_second (transcriptions), character (speech), call
+	// (a raw path). An image API has image_generation as its price of an image for
+	// which images names none.
 	Tool string `protobuf:"bytes,1,opt,name=tool,proto3" json:"tool,omitempty"`
 	// PerThousand and PerCall are decimals in currency ("10.00" and "0.01" are the same).
 	PerThousand   string `protobuf:"bytes,2,opt,name=per_thousand,json=perThousand,proto3" json:"per_thousand,omitempty"`
@@ -1262,6 +1287,70 @@ func (x *ToolPrice) GetPerCall() string {
 	return ""
 }
 
+// ImagePrice is what one image of a quality and a size costs.
+type ImagePrice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Quality and Size are as the client sends them ("high", "1024x1024"); left out
+	// they fit every request.
+	Quality string `protobuf:"bytes,1,opt,name=quality,proto3" json:"quality,omitempty"`
+	Size    string `protobuf:"bytes,2,opt,name=size,proto3" json:"size,omitempty"`
+	// Price is a decimal in currency.
+	Price         string `protobuf:"bytes,3,opt,name=price,proto3" json:"price,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImagePrice) Reset() {
+	*x = ImagePrice{}
+	mi := &file_keyway_v1_config_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImagePrice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImagePrice) ProtoMessage() {}
+
+func (x *ImagePrice) ProtoReflect() protoreflect.Message {
+	mi := &file_keyway_v1_config_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImagePrice.ProtoReflect.Descriptor instead.
+func (*ImagePrice) Descriptor() ([]byte, []int) {
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ImagePrice) GetQuality() string {
+	if x != nil {
+		return x.Quality
+	}
+	return ""
+}
+
+func (x *ImagePrice) GetSize() string {
+	if x != nil {
+		return x.Size
+	}
+	return ""
+}
+
+func (x *ImagePrice) GetPrice() string {
+	if x != nil {
+		return x.Price
+	}
+	return ""
+}
+
 // TierPrice is the multiplier of one service tier.
 type TierPrice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1275,7 +1364,7 @@ type TierPrice struct {
 
 func (x *TierPrice) Reset() {
 	*x = TierPrice{}
-	mi := &file_keyway_v1_config_proto_msgTypes[13]
+	mi := &file_keyway_v1_config_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1287,7 +1376,7 @@ func (x *TierPrice) String() string {
 func (*TierPrice) ProtoMessage() {}
 
 func (x *TierPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[13]
+	mi := &file_keyway_v1_config_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1300,7 +1389,7 @@ func (x *TierPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierPrice.ProtoReflect.Descriptor instead.
 func (*TierPrice) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{13}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TierPrice) GetTier() string {
@@ -1343,7 +1432,7 @@ type PriceStep struct {
 
 func (x *PriceStep) Reset() {
 	*x = PriceStep{}
-	mi := &file_keyway_v1_config_proto_msgTypes[14]
+	mi := &file_keyway_v1_config_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1355,7 +1444,7 @@ func (x *PriceStep) String() string {
 func (*PriceStep) ProtoMessage() {}
 
 func (x *PriceStep) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[14]
+	mi := &file_keyway_v1_config_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1368,7 +1457,7 @@ func (x *PriceStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PriceStep.ProtoReflect.Descriptor instead.
 func (*PriceStep) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{14}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PriceStep) GetAbove() int64 {
@@ -1502,14 +1591,18 @@ type Policy struct {
 	// (default), the region's store at each request, or "leased", each replica of
 	// authz by itself out of what it took from the store ahead of the requests. A
 	// request that only such rates limit is admitted without a call to the store.
-	RateMode      string `protobuf:"bytes,15,opt,name=rate_mode,json=rateMode,proto3" json:"rate_mode,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	RateMode string `protobuf:"bytes,15,opt,name=rate_mode,json=rateMode,proto3" json:"rate_mode,omitempty"`
+	// CountTokensRpm is how many prompts per minute may be counted
+	// (/v1/messages/count_tokens, /v1/responses/input_tokens). Counting is free and
+	// takes of no other limit.
+	CountTokensRpm int64 `protobuf:"varint,16,opt,name=count_tokens_rpm,json=countTokensRpm,proto3" json:"count_tokens_rpm,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_keyway_v1_config_proto_msgTypes[15]
+	mi := &file_keyway_v1_config_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1521,7 +1614,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[15]
+	mi := &file_keyway_v1_config_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1534,7 +1627,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{15}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Policy) GetName() string {
@@ -1642,6 +1735,13 @@ func (x *Policy) GetRateMode() string {
 	return ""
 }
 
+func (x *Policy) GetCountTokensRpm() int64 {
+	if x != nil {
+		return x.CountTokensRpm
+	}
+	return 0
+}
+
 // ModelPolicy is a set of limits for one model within those of its policy: a
 // request needs room in both. Fields are as in Policy; the time zone is the policy's.
 type ModelPolicy struct {
@@ -1662,7 +1762,7 @@ type ModelPolicy struct {
 
 func (x *ModelPolicy) Reset() {
 	*x = ModelPolicy{}
-	mi := &file_keyway_v1_config_proto_msgTypes[16]
+	mi := &file_keyway_v1_config_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1674,7 +1774,7 @@ func (x *ModelPolicy) String() string {
 func (*ModelPolicy) ProtoMessage() {}
 
 func (x *ModelPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[16]
+	mi := &file_keyway_v1_config_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1687,7 +1787,7 @@ func (x *ModelPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelPolicy.ProtoReflect.Descriptor instead.
 func (*ModelPolicy) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{16}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ModelPolicy) GetName() string {
@@ -1771,7 +1871,7 @@ type Ceiling struct {
 
 func (x *Ceiling) Reset() {
 	*x = Ceiling{}
-	mi := &file_keyway_v1_config_proto_msgTypes[17]
+	mi := &file_keyway_v1_config_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1783,7 +1883,7 @@ func (x *Ceiling) String() string {
 func (*Ceiling) ProtoMessage() {}
 
 func (x *Ceiling) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[17]
+	mi := &file_keyway_v1_config_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1796,7 +1896,7 @@ func (x *Ceiling) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ceiling.ProtoReflect.Descriptor instead.
 func (*Ceiling) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{17}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Ceiling) GetRpm() int64 {
@@ -1853,7 +1953,7 @@ type Identity struct {
 
 func (x *Identity) Reset() {
 	*x = Identity{}
-	mi := &file_keyway_v1_config_proto_msgTypes[18]
+	mi := &file_keyway_v1_config_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1865,7 +1965,7 @@ func (x *Identity) String() string {
 func (*Identity) ProtoMessage() {}
 
 func (x *Identity) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[18]
+	mi := &file_keyway_v1_config_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1878,7 +1978,7 @@ func (x *Identity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Identity.ProtoReflect.Descriptor instead.
 func (*Identity) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{18}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Identity) GetId() string {
@@ -1975,7 +2075,7 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\x04cost\x18\f \x01(\tR\x04cost\">\n" +
 	"\fChannelModel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
-	"\bupstream\x18\x02 \x01(\tR\bupstream\"\xc4\x03\n" +
+	"\bupstream\x18\x02 \x01(\tR\bupstream\"\xd6\x03\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12%\n" +
 	"\x0econtext_window\x18\x02 \x01(\x03R\rcontextWindow\x12\x1d\n" +
@@ -1992,12 +2092,13 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\x06notice\x18\v \x01(\tR\x06notice\x127\n" +
 	"\theartbeat\x18\f \x01(\v2\x19.google.protobuf.DurationR\theartbeat\x128\n" +
 	"\n" +
-	"idle_limit\x18\r \x01(\v2\x19.google.protobuf.DurationR\tidleLimit\"c\n" +
+	"idle_limit\x18\r \x01(\v2\x19.google.protobuf.DurationR\tidleLimit\x12\x10\n" +
+	"\x03raw\x18\x0e \x03(\tR\x03raw\"c\n" +
 	"\x05Alias\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x16\n" +
 	"\x06canary\x18\x03 \x01(\tR\x06canary\x12\x18\n" +
-	"\apercent\x18\x04 \x01(\rR\apercent\"\xaf\x04\n" +
+	"\apercent\x18\x04 \x01(\rR\apercent\"\xde\x04\n" +
 	"\x05Price\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x14\n" +
 	"\x05input\x18\x02 \x01(\tR\x05input\x12\x1d\n" +
@@ -2019,11 +2120,17 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\foutput_image\x18\r \x01(\tR\voutputImage\x12*\n" +
 	"\x05tools\x18\x0e \x03(\v2\x14.keyway.v1.ToolPriceR\x05tools\x12*\n" +
 	"\x05tiers\x18\x0f \x03(\v2\x14.keyway.v1.TierPriceR\x05tiers\x12*\n" +
-	"\x05steps\x18\x10 \x03(\v2\x14.keyway.v1.PriceStepR\x05steps\"]\n" +
+	"\x05steps\x18\x10 \x03(\v2\x14.keyway.v1.PriceStepR\x05steps\x12-\n" +
+	"\x06images\x18\x11 \x03(\v2\x15.keyway.v1.ImagePriceR\x06images\"]\n" +
 	"\tToolPrice\x12\x12\n" +
 	"\x04tool\x18\x01 \x01(\tR\x04tool\x12!\n" +
 	"\fper_thousand\x18\x02 \x01(\tR\vperThousand\x12\x19\n" +
-	"\bper_call\x18\x03 \x01(\tR\aperCall\"?\n" +
+	"\bper_call\x18\x03 \x01(\tR\aperCall\"P\n" +
+	"\n" +
+	"ImagePrice\x12\x18\n" +
+	"\aquality\x18\x01 \x01(\tR\aquality\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\tR\x04size\x12\x14\n" +
+	"\x05price\x18\x03 \x01(\tR\x05price\"?\n" +
 	"\tTierPrice\x12\x12\n" +
 	"\x04tier\x18\x01 \x01(\tR\x04tier\x12\x1e\n" +
 	"\n" +
@@ -2047,7 +2154,7 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"inputImage\x12\x1c\n" +
 	"\treasoning\x18\v \x01(\tR\treasoning\x12!\n" +
 	"\foutput_audio\x18\f \x01(\tR\voutputAudio\x12!\n" +
-	"\foutput_image\x18\r \x01(\tR\voutputImage\"\xd4\x03\n" +
+	"\foutput_image\x18\r \x01(\tR\voutputImage\"\xfe\x03\n" +
 	"\x06Policy\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03rpm\x18\x02 \x01(\x03R\x03rpm\x12\x10\n" +
@@ -2067,7 +2174,8 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\ron_store_down\x18\r \x01(\tR\vonStoreDown\x12:\n" +
 	"\vopen_window\x18\x0e \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"openWindow\x12\x1b\n" +
-	"\trate_mode\x18\x0f \x01(\tR\brateMode\"\xfd\x01\n" +
+	"\trate_mode\x18\x0f \x01(\tR\brateMode\x12(\n" +
+	"\x10count_tokens_rpm\x18\x10 \x01(\x03R\x0ecountTokensRpm\"\xfd\x01\n" +
 	"\vModelPolicy\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03rpm\x18\x02 \x01(\x03R\x03rpm\x12\x10\n" +
@@ -2104,7 +2212,7 @@ func file_keyway_v1_config_proto_rawDescGZIP() []byte {
 	return file_keyway_v1_config_proto_rawDescData
 }
 
-var file_keyway_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_keyway_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_keyway_v1_config_proto_goTypes = []any{
 	(*RegionConfig)(nil),        // 0: keyway.v1.RegionConfig
 	(*Config)(nil),              // 1: keyway.v1.Config
@@ -2119,13 +2227,14 @@ var file_keyway_v1_config_proto_goTypes = []any{
 	(*Alias)(nil),               // 10: keyway.v1.Alias
 	(*Price)(nil),               // 11: keyway.v1.Price
 	(*ToolPrice)(nil),           // 12: keyway.v1.ToolPrice
-	(*TierPrice)(nil),           // 13: keyway.v1.TierPrice
-	(*PriceStep)(nil),           // 14: keyway.v1.PriceStep
-	(*Policy)(nil),              // 15: keyway.v1.Policy
-	(*ModelPolicy)(nil),         // 16: keyway.v1.ModelPolicy
-	(*Ceiling)(nil),             // 17: keyway.v1.Ceiling
-	(*Identity)(nil),            // 18: keyway.v1.Identity
-	(*durationpb.Duration)(nil), // 19: google.protobuf.Duration
+	(*ImagePrice)(nil),          // 13: keyway.v1.ImagePrice
+	(*TierPrice)(nil),           // 14: keyway.v1.TierPrice
+	(*PriceStep)(nil),           // 15: keyway.v1.PriceStep
+	(*Policy)(nil),              // 16: keyway.v1.Policy
+	(*ModelPolicy)(nil),         // 17: keyway.v1.ModelPolicy
+	(*Ceiling)(nil),             // 18: keyway.v1.Ceiling
+	(*Identity)(nil),            // 19: keyway.v1.Identity
+	(*durationpb.Duration)(nil), // 20: google.protobuf.Duration
 }
 var file_keyway_v1_config_proto_depIdxs = []int32{
 	1,  // 0: keyway.v1.RegionConfig.config:type_name -> keyway.v1.Config
@@ -2134,34 +2243,35 @@ var file_keyway_v1_config_proto_depIdxs = []int32{
 	6,  // 3: keyway.v1.Config.providers:type_name -> keyway.v1.Provider
 	7,  // 4: keyway.v1.Config.channels:type_name -> keyway.v1.Channel
 	9,  // 5: keyway.v1.Config.models:type_name -> keyway.v1.Model
-	15, // 6: keyway.v1.Config.policies:type_name -> keyway.v1.Policy
-	18, // 7: keyway.v1.Config.identities:type_name -> keyway.v1.Identity
-	17, // 8: keyway.v1.Config.ceiling:type_name -> keyway.v1.Ceiling
+	16, // 6: keyway.v1.Config.policies:type_name -> keyway.v1.Policy
+	19, // 7: keyway.v1.Config.identities:type_name -> keyway.v1.Identity
+	18, // 8: keyway.v1.Config.ceiling:type_name -> keyway.v1.Ceiling
 	2,  // 9: keyway.v1.Config.cooldown:type_name -> keyway.v1.Cooldown
 	10, // 10: keyway.v1.Config.aliases:type_name -> keyway.v1.Alias
-	19, // 11: keyway.v1.Cooldown.first:type_name -> google.protobuf.Duration
-	19, // 12: keyway.v1.Cooldown.min:type_name -> google.protobuf.Duration
-	19, // 13: keyway.v1.Cooldown.max:type_name -> google.protobuf.Duration
+	20, // 11: keyway.v1.Cooldown.first:type_name -> google.protobuf.Duration
+	20, // 12: keyway.v1.Cooldown.min:type_name -> google.protobuf.Duration
+	20, // 13: keyway.v1.Cooldown.max:type_name -> google.protobuf.Duration
 	4,  // 14: keyway.v1.Listener.tls:type_name -> keyway.v1.TLS
-	19, // 15: keyway.v1.Limits.lease:type_name -> google.protobuf.Duration
-	19, // 16: keyway.v1.Limits.drain_time:type_name -> google.protobuf.Duration
-	19, // 17: keyway.v1.Limits.keep_stored_ids:type_name -> google.protobuf.Duration
-	19, // 18: keyway.v1.Provider.first_byte_limit:type_name -> google.protobuf.Duration
-	19, // 19: keyway.v1.Provider.connect_timeout:type_name -> google.protobuf.Duration
+	20, // 15: keyway.v1.Limits.lease:type_name -> google.protobuf.Duration
+	20, // 16: keyway.v1.Limits.drain_time:type_name -> google.protobuf.Duration
+	20, // 17: keyway.v1.Limits.keep_stored_ids:type_name -> google.protobuf.Duration
+	20, // 18: keyway.v1.Provider.first_byte_limit:type_name -> google.protobuf.Duration
+	20, // 19: keyway.v1.Provider.connect_timeout:type_name -> google.protobuf.Duration
 	8,  // 20: keyway.v1.Channel.models:type_name -> keyway.v1.ChannelModel
 	11, // 21: keyway.v1.Model.prices:type_name -> keyway.v1.Price
-	19, // 22: keyway.v1.Model.heartbeat:type_name -> google.protobuf.Duration
-	19, // 23: keyway.v1.Model.idle_limit:type_name -> google.protobuf.Duration
+	20, // 22: keyway.v1.Model.heartbeat:type_name -> google.protobuf.Duration
+	20, // 23: keyway.v1.Model.idle_limit:type_name -> google.protobuf.Duration
 	12, // 24: keyway.v1.Price.tools:type_name -> keyway.v1.ToolPrice
-	13, // 25: keyway.v1.Price.tiers:type_name -> keyway.v1.TierPrice
-	14, // 26: keyway.v1.Price.steps:type_name -> keyway.v1.PriceStep
-	16, // 27: keyway.v1.Policy.models:type_name -> keyway.v1.ModelPolicy
-	19, // 28: keyway.v1.Policy.open_window:type_name -> google.protobuf.Duration
-	29, // [29:29] is the sub-list for method output_type
-	29, // [29:29] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	14, // 25: keyway.v1.Price.tiers:type_name -> keyway.v1.TierPrice
+	15, // 26: keyway.v1.Price.steps:type_name -> keyway.v1.PriceStep
+	13, // 27: keyway.v1.Price.images:type_name -> keyway.v1.ImagePrice
+	17, // 28: keyway.v1.Policy.models:type_name -> keyway.v1.ModelPolicy
+	20, // 29: keyway.v1.Policy.open_window:type_name -> google.protobuf.Duration
+	30, // [30:30] is the sub-list for method output_type
+	30, // [30:30] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_keyway_v1_config_proto_init() }
@@ -2175,7 +2285,7 @@ func file_keyway_v1_config_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keyway_v1_config_proto_rawDesc), len(file_keyway_v1_config_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

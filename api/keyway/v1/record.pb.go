@@ -55,8 +55,10 @@ type Decision struct {
 	// How the channels stood; kept in the store, and not sent through Envoy.
 	Route []*Standing `protobuf:"bytes,21,rep,name=route,proto3" json:"route,omitempty"`
 	// When a silent stream gets a heartbeat, and when it is ended.
-	HeartbeatMs   int64 `protobuf:"varint,22,opt,name=heartbeat_ms,json=heartbeatMs,proto3" json:"heartbeat_ms,omitempty"`
-	IdleLimitMs   int64 `protobuf:"varint,23,opt,name=idle_limit_ms,json=idleLimitMs,proto3" json:"idle_limit_ms,omitempty"`
+	HeartbeatMs int64 `protobuf:"varint,22,opt,name=heartbeat_ms,json=heartbeatMs,proto3" json:"heartbeat_ms,omitempty"`
+	IdleLimitMs int64 `protobuf:"varint,23,opt,name=idle_limit_ms,json=idleLimitMs,proto3" json:"idle_limit_ms,omitempty"`
+	// What is charged by the piece, by the name of the tool or unit.
+	Units         map[string]int64 `protobuf:"bytes,24,rep,name=units,proto3" json:"units,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -250,6 +252,13 @@ func (x *Decision) GetIdleLimitMs() int64 {
 		return x.IdleLimitMs
 	}
 	return 0
+}
+
+func (x *Decision) GetUnits() map[string]int64 {
+	if x != nil {
+		return x.Units
+	}
+	return nil
 }
 
 // Standing is one channel as it stood when a request was routed.
@@ -1497,7 +1506,7 @@ var File_keyway_v1_record_proto protoreflect.FileDescriptor
 
 const file_keyway_v1_record_proto_rawDesc = "" +
 	"\n" +
-	"\x16keyway/v1/record.proto\x12\tkeyway.v1\"\xfb\x05\n" +
+	"\x16keyway/v1/record.proto\x12\tkeyway.v1\"\xeb\x06\n" +
 	"\bDecision\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x15\n" +
@@ -1527,7 +1536,12 @@ const file_keyway_v1_record_proto_rawDesc = "" +
 	"\x05asked\x18\x14 \x01(\tR\x05asked\x12)\n" +
 	"\x05route\x18\x15 \x03(\v2\x13.keyway.v1.StandingR\x05route\x12!\n" +
 	"\fheartbeat_ms\x18\x16 \x01(\x03R\vheartbeatMs\x12\"\n" +
-	"\ridle_limit_ms\x18\x17 \x01(\x03R\vidleLimitMs\"\x7f\n" +
+	"\ridle_limit_ms\x18\x17 \x01(\x03R\vidleLimitMs\x124\n" +
+	"\x05units\x18\x18 \x03(\v2\x1e.keyway.v1.Decision.UnitsEntryR\x05units\x1a8\n" +
+	"\n" +
+	"UnitsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\x7f\n" +
 	"\bStanding\x12\x18\n" +
 	"\achannel\x18\x01 \x01(\tR\achannel\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x14\n" +
@@ -1660,7 +1674,7 @@ func file_keyway_v1_record_proto_rawDescGZIP() []byte {
 	return file_keyway_v1_record_proto_rawDescData
 }
 
-var file_keyway_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_keyway_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_keyway_v1_record_proto_goTypes = []any{
 	(*Decision)(nil),    // 0: keyway.v1.Decision
 	(*Standing)(nil),    // 1: keyway.v1.Standing
@@ -1676,30 +1690,32 @@ var file_keyway_v1_record_proto_goTypes = []any{
 	(*Attempt)(nil),     // 11: keyway.v1.Attempt
 	(*Settlement)(nil),  // 12: keyway.v1.Settlement
 	(*Stored)(nil),      // 13: keyway.v1.Stored
-	nil,                 // 14: keyway.v1.UsageRecord.ToolCallsEntry
+	nil,                 // 14: keyway.v1.Decision.UnitsEntry
+	nil,                 // 15: keyway.v1.UsageRecord.ToolCallsEntry
 }
 var file_keyway_v1_record_proto_depIdxs = []int32{
 	2,  // 0: keyway.v1.Decision.rates:type_name -> keyway.v1.Rates
 	7,  // 1: keyway.v1.Decision.holds:type_name -> keyway.v1.Hold
 	8,  // 2: keyway.v1.Decision.candidates:type_name -> keyway.v1.Candidate
 	1,  // 3: keyway.v1.Decision.route:type_name -> keyway.v1.Standing
-	3,  // 4: keyway.v1.Rates.special:type_name -> keyway.v1.PartRate
-	4,  // 5: keyway.v1.Rates.steps:type_name -> keyway.v1.RateStep
-	5,  // 6: keyway.v1.Rates.tools:type_name -> keyway.v1.ToolRate
-	6,  // 7: keyway.v1.Rates.tiers:type_name -> keyway.v1.TierFactor
-	3,  // 8: keyway.v1.RateStep.special:type_name -> keyway.v1.PartRate
-	9,  // 9: keyway.v1.Candidate.patches:type_name -> keyway.v1.Patch
-	2,  // 10: keyway.v1.Candidate.rates:type_name -> keyway.v1.Rates
-	11, // 11: keyway.v1.UsageRecord.attempts:type_name -> keyway.v1.Attempt
-	14, // 12: keyway.v1.UsageRecord.tool_calls:type_name -> keyway.v1.UsageRecord.ToolCallsEntry
-	0,  // 13: keyway.v1.Settlement.decision:type_name -> keyway.v1.Decision
-	10, // 14: keyway.v1.Settlement.record:type_name -> keyway.v1.UsageRecord
-	13, // 15: keyway.v1.Settlement.stored:type_name -> keyway.v1.Stored
-	16, // [16:16] is the sub-list for method output_type
-	16, // [16:16] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	14, // 4: keyway.v1.Decision.units:type_name -> keyway.v1.Decision.UnitsEntry
+	3,  // 5: keyway.v1.Rates.special:type_name -> keyway.v1.PartRate
+	4,  // 6: keyway.v1.Rates.steps:type_name -> keyway.v1.RateStep
+	5,  // 7: keyway.v1.Rates.tools:type_name -> keyway.v1.ToolRate
+	6,  // 8: keyway.v1.Rates.tiers:type_name -> keyway.v1.TierFactor
+	3,  // 9: keyway.v1.RateStep.special:type_name -> keyway.v1.PartRate
+	9,  // 10: keyway.v1.Candidate.patches:type_name -> keyway.v1.Patch
+	2,  // 11: keyway.v1.Candidate.rates:type_name -> keyway.v1.Rates
+	11, // 12: keyway.v1.UsageRecord.attempts:type_name -> keyway.v1.Attempt
+	15, // 13: keyway.v1.UsageRecord.tool_calls:type_name -> keyway.v1.UsageRecord.ToolCallsEntry
+	0,  // 14: keyway.v1.Settlement.decision:type_name -> keyway.v1.Decision
+	10, // 15: keyway.v1.Settlement.record:type_name -> keyway.v1.UsageRecord
+	13, // 16: keyway.v1.Settlement.stored:type_name -> keyway.v1.Stored
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_keyway_v1_record_proto_init() }
@@ -1713,7 +1729,7 @@ func file_keyway_v1_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keyway_v1_record_proto_rawDesc), len(file_keyway_v1_record_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
