@@ -312,7 +312,7 @@ func drillStopStore(t *testing.T, s *stack, away time.Duration) {
 
 // A store that forgets its scripts over and over costs no client anything.
 func drillFlushScripts(t *testing.T, s *stack) {
-	const lasts, every, loaders = 10 * time.Second, 100 * time.Millisecond, 4
+	const lasts, every, loaders = 5 * time.Second, 100 * time.Millisecond, 4
 	options, err := redis.ParseURL(s.ready.RedisURL)
 	require.NoError(t, err)
 	direct := redis.NewClient(options)
