@@ -3,6 +3,8 @@ package authz
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -40,11 +42,10 @@ const (
 type health struct {
 	from  Cooldowns
 	stats ChannelStats
-	// channels names those of the configuration.
-	channels func() []string
+	// channels are those of the configuration.
+	channels func() map[string]domain.Channel
 	now      func() time.Time
-	// read is told of each new table.
-	read func(*healthTable)
+	metrics  *metrics
 	// changed has room for one: a change that comes before the read is part of it.
 	changed chan struct{}
 
@@ -96,6 +97,7 @@ func (h *health) run(ctx context.Context) {
 	var statsAt time.Time
 	for {
 		h.refresh(ctx, &statsAt)
+		h.metrics.observeChannels(h.table().states(h.channels(), h.now()))
 		select {
 		case <-ctx.Done():
 			return
@@ -135,14 +137,26 @@ func (h *health) refresh(ctx context.Context, statsAt *time.Time) {
 		next.cooldowns[c.ChannelClass] = c
 	}
 	if next.at.Sub(*statsAt) >= statsPeriod {
-		if stats, err := h.stats.ChannelStats(ctx, h.channels()); err == nil {
+		if stats, err := h.stats.ChannelStats(ctx, slices.Collect(maps.Keys(h.channels()))); err == nil {
 			next.stats, *statsAt = stats, next.at
 		}
 	}
 	h.last.Store(next)
-	if h.read != nil {
-		h.read(next)
+}
+
+// states are those of all channels: that of the worst of their classes, also
+// where it is only observed.
+func (t *healthTable) states(channels map[string]domain.Channel, now time.Time) map[string]domain.HealthState {
+	states := make(map[string]domain.HealthState, len(channels))
+	for name := range channels {
+		states[name] = domain.HealthUsable
 	}
+	for of, c := range t.cooldowns {
+		if channel, ok := channels[of.Channel]; ok && c.Account == channel.Account {
+			states[of.Channel] = max(states[of.Channel], c.Health(t.at, now).State)
+		}
+	}
+	return states
 }
 
 // trialMargin is added to the first-byte limit: the answer's first output may

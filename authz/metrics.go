@@ -12,7 +12,8 @@ import (
 // admittedLabel is the value of the label code for a request that was admitted.
 const admittedLabel = "admitted"
 
-// metrics are what authz counts. Labels are closed: code is admittedLabel or a domain.Code.
+// metrics are what authz counts. Labels are closed: code is admittedLabel or a domain.Code,
+// channel is configured.
 type metrics struct {
 	checks         *prometheus.CounterVec
 	duration       prometheus.Histogram
@@ -22,6 +23,11 @@ type metrics struct {
 	leasedAdmissions prometheus.Counter
 	notesDropped     prometheus.Counter
 	budgetsUnknown   prometheus.Counter
+
+	channelState *prometheus.GaugeVec
+	channelsOut  prometheus.Gauge
+	// shown are the channels that channelState has; only observeChannels touches it.
+	shown map[string]domain.HealthState
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -56,8 +62,34 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Help: "Requests refused because the store is new or has lost writes, and no worker has rebuilt its budgets from the ledger yet.",
 		}),
 	}
-	r.MustRegister(m.checks, m.duration, m.refundsDropped, m.openAdmissions, m.budgetsUnknown, m.leasedAdmissions, m.notesDropped)
+	m.channelState = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "keyway_authz_channel_state",
+		Help: "What may be sent to a channel, by the worst of its classes: 0 anything, 1 a trial, 2 nothing while it cools, 3 nothing until it is changed or reset.",
+	}, []string{"channel"})
+	m.channelsOut = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "keyway_authz_channels_out",
+		Help: "Channels that are out until an operator acts: the account is out of money, or its credential is refused.",
+	})
+	r.MustRegister(m.checks, m.duration, m.refundsDropped, m.openAdmissions, m.budgetsUnknown, m.leasedAdmissions, m.notesDropped, m.channelState, m.channelsOut)
 	return m
+}
+
+// observeChannels shows the states of all channels that there are.
+func (m *metrics) observeChannels(states map[string]domain.HealthState) {
+	out := 0
+	for name, state := range states {
+		m.channelState.WithLabelValues(name).Set(float64(state))
+		if state == domain.HealthOut {
+			out++
+		}
+	}
+	for name := range m.shown {
+		if _, still := states[name]; !still {
+			m.channelState.DeleteLabelValues(name)
+		}
+	}
+	m.channelsOut.Set(float64(out))
+	m.shown = states
 }
 
 func (m *metrics) observe(err error, took time.Duration) {

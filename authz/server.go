@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -131,7 +129,7 @@ func New(o Options) (*Server, error) {
 		outage:      newOutage(),
 	}
 	s.channelHealth = &health{
-		from: o.Cooldowns, stats: o.ChannelStats, channels: s.channelNames,
+		from: o.Cooldowns, stats: o.ChannelStats, channels: s.channels, metrics: m,
 		now: func() time.Time { return s.now() }, changed: make(chan struct{}, 1),
 	}
 	if s.stopTimeout == 0 {
@@ -178,13 +176,13 @@ func (s *Server) followKeys(ctx context.Context) error {
 	return nil
 }
 
-// channelNames are the channels of the configuration in force.
-func (s *Server) channelNames() []string {
+// channels are those of the configuration in force.
+func (s *Server) channels() map[string]domain.Channel {
 	snap := s.config.Load()
 	if snap == nil {
 		return nil
 	}
-	return slices.Collect(maps.Keys(snap.Channels))
+	return snap.Channels
 }
 
 // Check implements envoy.service.auth.v3.Authorization.

@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -309,4 +311,112 @@ func TestEveryChannelCools(t *testing.T) {
 		_, err = s.store.ResetChannel(t.Context(), "none-a")
 		require.NoError(t, err)
 	}
+}
+
+// shownChannel is a line of `keyway channel list -o json`.
+type shownChannel struct{ Channel, Class, State, Reason string }
+
+func (s *stack) channelList(t testing.TB, channel string) (list []shownChannel) {
+	t.Helper()
+	for line := range bytes.Lines(s.cli(t, "channel", "list", "-o", "json", "--store", s.ready.RedisURL)) {
+		var c shownChannel
+		require.NoError(t, json.Unmarshal(line, &c), "%s", line)
+		if c.Channel == channel {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+// A channel whose account is out of money is out for all its models until
+// someone acts; nothing is sent there again.
+func TestChannelWithoutMoneyIsOut(t *testing.T) {
+	t.Parallel()
+	s := sharedStack(t)
+	c := s.caller(t, "wide", "--policy", "wide")
+	for _, tc := range []struct {
+		api    domain.API
+		how    string
+		reason domain.CooldownReason
+	}{
+		{domain.APIChat, `"fail":"insufficient_quota"`, domain.ReasonQuota},
+		{domain.APIMessages, `"fail":"insufficient_quota"`, domain.ReasonQuota},
+		{domain.APIChat, `"fail":"credit_balance_exhausted","status":400`, domain.ReasonQuota},
+		{domain.APIMessages, `"fail":"billing"`, domain.ReasonQuota},
+		{domain.APIChat, `"fail":"invalid_api_key"`, domain.ReasonAuth},
+	} {
+		t.Run(fmt.Sprintf("%s %s", tc.api, tc.how), func(t *testing.T) {
+			require.Equal(t, "ab", c.servedBy(t, ask{api: tc.api, model: "broke", script: failing(tc.how)}))
+			known := s.awaitCooldown(t, "broke-a", domain.EveryClass)
+			assert.True(t, known.Out)
+			require.Eventually(t, func() bool { return s.metric(t, "authz", `keyway_authz_channel_state{channel="broke-a"}`) == 3 }, patience, 20*time.Millisecond)
+			assert.NotZero(t, s.metric(t, "authz", "keyway_authz_channels_out"))
+			for range 10 {
+				require.Equal(t, "b", c.servedBy(t, ask{api: tc.api, model: "broke"}), "no retry there")
+				require.Equal(t, "b", c.servedBy(t, ask{model: "broke-other"}), "nor for another class")
+			}
+			alone := c.ask(t, ask{api: tc.api, model: "broke-alone"})
+			assert.Equal(t, http.StatusServiceUnavailable, alone.StatusCode)
+			assert.Equal(t, "false", alone.Header.Get("X-Should-Retry"), "waiting does not help")
+			assert.Contains(t, s.channelList(t, "broke-a"), shownChannel{"broke-a", domain.EveryClass, "out", string(tc.reason)})
+			assert.Contains(t, string(s.cli(t, "channel", "list", "--store", s.ready.RedisURL)), "broke-a")
+
+			told := s.cli(t, "channel", "reset", "broke-a", "--store", s.ready.RedisURL)
+			assert.Contains(t, string(told), "usable again")
+			require.Eventually(t, func() bool { return c.servedBy(t, ask{api: tc.api, model: "broke"}) == "a" }, patience, 10*time.Millisecond)
+			assert.Contains(t, string(s.cli(t, "channel", "reset", "broke-a", "--store", s.ready.RedisURL)), "nothing was held")
+		})
+	}
+}
+
+// Every replica obeys a cooldown within 100 ms of its evidence, and within the
+// period of its own reading where the messages of changes are kept from it.
+func TestReplicasObeyCooldowns(t *testing.T) {
+	t.Parallel()
+	s := sharedStack(t)
+	c := s.caller(t, "wide", "--policy", "wide")
+	deaf := &deafProxy{mute: true}
+	startDeafProxy(t, s.ready.RedisURL, deaf)
+	all := s.replicas(t, s.ready.RedisURL, []string{"near", "far"})
+	all = append(all, s.replicas(t, deaf.url, []string{"deaf"})...)
+	warm(t, all, c.secret)
+	for round := range 3 {
+		for _, r := range all {
+			require.Eventually(t, func() bool {
+				channel, err := r.first(t.Context(), c.secret, "deaf")
+				return err == nil && channel == "deaf-a"
+			}, patience, 10*time.Millisecond, "%s does not use the channel", r.name)
+		}
+		var (
+			mu   sync.Mutex
+			wg   sync.WaitGroup
+			took = map[string]time.Duration{}
+		)
+		began := time.Now()
+		for _, r := range all {
+			wg.Go(func() {
+				for time.Since(began) < patience {
+					channel, err := r.first(t.Context(), c.secret, "deaf")
+					if err == nil && channel == "deaf-b" {
+						mu.Lock()
+						defer mu.Unlock()
+						took[r.name] = time.Since(began)
+						return
+					}
+					time.Sleep(2 * time.Millisecond)
+				}
+			})
+		}
+		require.Equal(t, "ab", c.servedBy(t, ask{model: "deaf", script: failing(`"status":429,"retry_after":{"seconds":60}`)}))
+		answered := time.Since(began)
+		wg.Wait()
+		require.Len(t, took, len(all), "a replica never obeyed")
+		t.Logf("round %d: answered after %s, obeyed after %v", round, answered, took)
+		for name, limit := range map[string]time.Duration{"near": 100 * time.Millisecond, "far": 100 * time.Millisecond, "deaf": 1500 * time.Millisecond} {
+			assert.Less(t, took[name], answered+limit, name)
+		}
+		_, err := s.store.ResetChannel(t.Context(), "deaf-a")
+		require.NoError(t, err)
+	}
+	assert.Positive(t, deaf.swallow.Load(), "the proxy kept messages away")
 }

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -176,6 +177,33 @@ func readCooldown(channel string, reply []any) (domain.Cooldown, error) {
 // every subscription, the first included. Otherwise it is as WatchKeys.
 func (s *Store) WatchCooldowns(ctx context.Context, fn func()) error {
 	return s.watch(ctx, cooldownChannel, func(string) { fn() })
+}
+
+// ChannelNames lists the channels of which anything is known: those that were
+// used lately, and those with a cooldown. It scans the store: for people, never
+// for the path of a request.
+func (s *Store) ChannelNames(ctx context.Context) ([]string, error) {
+	members, err := s.cooling(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var keys []string
+	err = s.do(ctx, "list channels", func(ctx context.Context) error {
+		keys, err = s.scan(ctx, "{c*}:stat:*")
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	names := make([]string, 0, len(keys)+len(members))
+	for _, key := range keys {
+		names = append(names, key[strings.LastIndex(key, ":")+1:])
+	}
+	for _, c := range members {
+		names = append(names, c.Channel)
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
 }
 
 // LearnChannels moves the averages of channels by what their attempts showed.

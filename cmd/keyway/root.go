@@ -26,7 +26,7 @@ and a demo key, and prints commands to try.`,
 	root.AddCommand(
 		newUp(hurry),
 		newAuthz(), newExtproc(), newXDS(), newWorker(), newFakeProvider(),
-		newCheck(), newBootstrap(), newKey(), newLedger(), newExplain(), newBalance(), newReconcile(), newHealth(), newParts(), newVersion(),
+		newCheck(), newBootstrap(), newKey(), newChannel(), newLedger(), newExplain(), newBalance(), newReconcile(), newHealth(), newParts(), newVersion(),
 	)
 	return root
 }
