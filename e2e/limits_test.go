@@ -2,9 +2,11 @@ package e2e
 
 import (
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -151,6 +153,53 @@ func TestRefusalChargesNothing(t *testing.T) {
 			c.requireOneRowEach(t, 1+tc.more)
 		})
 	}
+}
+
+// Of the limits that refuse, a client is told when the soonest frees, a minute at
+// the most; who comes back then finds that limit free.
+func TestRetryAfterIsTheSoonest(t *testing.T) {
+	t.Parallel()
+	s := sharedStack(t)
+	limited := refusal{dialect: domain.DialectOpenAI, status: 429, kind: "rate_limit_error", code: "rate_limit_exceeded"}
+	for _, tc := range []struct {
+		policy, names string
+		// above and upTo bound retry-after-ms.
+		above, upTo int
+	}{
+		{"soonrpm", "requests per minute", 0, 5000}, // its tokens are free in most of a minute
+		{"soontpm", "tokens per minute", 0, 12_000}, // its request is in a minute
+		{"rpm1", "requests in flight", 999, 1000},
+		{"latetpm", "tokens per minute", 59_999, 60_000}, // minutes
+	} {
+		t.Run(tc.policy, func(t *testing.T) {
+			t.Parallel()
+			c := s.caller(t, newNonce(), "--policy", tc.policy)
+			first, err := c.open(t.Context(), ask{model: "m", script: holdsOpen, stream: true})
+			require.NoError(t, err)
+			require.Equal(t, http.StatusOK, first.StatusCode)
+			got := c.ask(t, ask{model: "m"})
+			requireRefusal(t, limited, got)
+			assert.Contains(t, string(got.body), tc.names)
+			millis, err := strconv.Atoi(got.Header.Get("Retry-After-Ms"))
+			require.NoError(t, err)
+			assert.Greater(t, millis, tc.above)
+			assert.LessOrEqual(t, millis, tc.upTo)
+			assert.Equal(t, strconv.Itoa((millis+999)/1000), got.Header.Get("Retry-After"))
+			first.quit()
+			c.requireOneRowEach(t, 1)
+		})
+	}
+	t.Run("who comes back is served", func(t *testing.T) {
+		t.Parallel()
+		c := s.caller(t, newNonce(), "--policy", "quick")
+		require.Equal(t, http.StatusOK, c.ask(t, ask{model: "m"}).StatusCode)
+		got := c.ask(t, ask{model: "m"})
+		requireRefusal(t, limited, got)
+		millis, err := strconv.Atoi(got.Header.Get("Retry-After-Ms"))
+		require.NoError(t, err)
+		time.Sleep(time.Duration(millis) * time.Millisecond)
+		require.Equal(t, http.StatusOK, c.ask(t, ask{model: "m"}).StatusCode, "after %d ms", millis)
+	})
 }
 
 func TestTokensPerMinute(t *testing.T) {

@@ -218,6 +218,10 @@ policies:
   - {name: single, budget_day: "0.0001"}
   - {name: rpm1, rpm: 1, in_flight: 1}
   - {name: flight1, in_flight: 1}
+  - {name: soonrpm, rpm: 12, rpm_burst: 1, tpm: 60, tpm_burst: 120}
+  - {name: soontpm, rpm: 1, tpm: 600, tpm_burst: 120}
+  - {name: latetpm, tpm: 10, tpm_burst: 120}
+  - {name: quick, rpm: 30, rpm_burst: 1}
   - {name: counting, rpm: 1, in_flight: 1, budget_day: "1", count_tokens_rpm: 60}
   - {name: pictures, rpm: 100, budget_day: "1", images_day: 5}
   - {name: flight5, in_flight: 5}

@@ -100,6 +100,9 @@ func TestRetryAfter(t *testing.T) {
 		{"of the limit", limited(2 * time.Second), 2, 2000},
 		{"rounded up", limited(2001 * time.Millisecond), 3, 2001},
 		{"less than a millisecond", limited(time.Microsecond), 1, 1},
+		{"almost a minute", limited(time.Minute - time.Millisecond), 60, 59_999},
+		{"a minute", limited(time.Minute), 60, 60_000},
+		{"more than a minute", limited(time.Minute + time.Nanosecond), 60, 60_000},
 		{"longer than a minute", limited(time.Hour), 60, 60_000},
 		{"its own before that of the limit", &domain.Error{
 			Code: domain.CodeRateLimited, RetryAfter: 4 * time.Second, Limit: &domain.Refusal{RetryAfter: time.Second},
