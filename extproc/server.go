@@ -17,6 +17,7 @@ import (
 	"keyway/config"
 	"keyway/domain"
 	"keyway/envoy"
+	"keyway/journal"
 	"keyway/secret"
 	"keyway/telemetry"
 )
@@ -80,7 +81,7 @@ type Server struct {
 	leases      *leases
 	ends        *ends
 	recent      *recent
-	journal     *journal
+	journal     *journal.Journal[domain.Settlement]
 	calibration *calibration
 	evidence    *evidence
 	// watches counts streams whose settlement is still due.
@@ -138,7 +139,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if n := j.Len(); n > 0 {
 		s.logger.Info("journal holds settlements of an earlier run", slog.Int("count", n))
 	}
-	for _, waiting := range j.queue { // nobody else has the journal yet
+	for _, waiting := range j.Waiting() {
 		s.keepOpen(waiting.Decision)
 	}
 	server := telemetry.NewGRPC(recvBytes)
