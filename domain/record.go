@@ -43,6 +43,12 @@ const (
 type Attempt struct {
 	Channel string
 	Status  int
+	// Reason is what its failure was about; ReasonNone when it served, when the
+	// request was at fault, and when nobody saw. The ledger does not keep it.
+	Reason CooldownReason
+	// At is when its answer began; zero when none was seen. The ledger does not
+	// keep it.
+	At time.Time
 }
 
 // UsageRecord is one settlement: the unit of the Ledger. Append only.

@@ -234,6 +234,10 @@ func TestFallbackModelServesNamedAndPriced(t *testing.T) {
 			require.Len(t, e.Attempts, 2)
 			assert.Equal(t, 500, e.Attempts[0].Status)
 			assert.Equal(t, 200, e.Attempts[1].Status)
+			assert.Equal(t, []string{"server", ""}, []string{e.Attempts[0].Reason, e.Attempts[1].Reason})
+			assert.GreaterOrEqual(t, e.Attempts[0].AtMs, row.AdmittedAt.UnixMilli())
+			assert.LessOrEqual(t, e.Attempts[0].AtMs, e.Attempts[1].AtMs)
+			assert.LessOrEqual(t, e.Attempts[1].AtMs, row.EndedAt.UnixMilli())
 			assert.Positive(t, e.Candidates[0].Score)
 		})
 	}
@@ -262,6 +266,8 @@ type explanation struct {
 	Attempts []struct {
 		Channel string `json:"channel"`
 		Status  int    `json:"status"`
+		Reason  string `json:"reason"`
+		AtMs    int64  `json:"at_ms"`
 	} `json:"attempts"`
 }
 

@@ -50,7 +50,8 @@ local function note(handle, status, detail)
   local seen = meta:get(namespace)
   local before = seen and seen[key] or ""
   if detail ~= "\n" then detail = "," .. handle:base64Escape(detail) else detail = "" end
-  meta:set(namespace, key, before .. channel .. "=" .. status .. detail .. ";")
+  local at = string.format("%.0f", handle:timestamp(EnvoyTimestampResolution.MILLISECOND))
+  meta:set(namespace, key, before .. channel .. "=" .. status .. "@" .. at .. detail .. ";")
 end
 
 local function verdict(handle)

@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"strconv"
 	"strings"
+	"time"
 
 	"keyway/domain"
 	"keyway/wire"
@@ -13,19 +14,26 @@ import (
 type note struct {
 	channel string
 	status  int
+	// at is when the answer came; zero when the script could not tell.
+	at time.Time
 	// detail is what wire.ReadFailure reads, in base64; "" for none.
 	detail string
 }
 
-// readNotes reads "channel=status,detail;" of each answer, the oldest first.
+// readNotes reads "channel=status@milliseconds,detail;" of each answer, the oldest first.
 // What cannot be read is passed over: it is none of ours.
 func readNotes(text string) []note {
 	var notes []note
 	for one := range strings.SplitSeq(text, ";") {
 		channel, rest, found := strings.Cut(one, "=")
-		status, detail, _ := strings.Cut(rest, ",")
+		head, detail, _ := strings.Cut(rest, ",")
+		status, at, _ := strings.Cut(head, "@")
 		if n, err := strconv.Atoi(status); found && err == nil {
-			notes = append(notes, note{channel: channel, status: n, detail: detail})
+			noted := note{channel: channel, status: n, detail: detail}
+			if ms, err := strconv.ParseInt(at, 10, 64); err == nil && ms > 0 {
+				noted.at = time.UnixMilli(ms)
+			}
+			notes = append(notes, noted)
 		}
 	}
 	return notes
@@ -59,8 +67,20 @@ func (n note) failure() wire.Failure {
 // the notes tell what those with an answer answered.
 func (w *watch) attempts() []domain.Attempt {
 	list := attemptsOf(w.decision, w.answer.attempts, w.answer.notes)
-	if n := len(list); n > 0 && w.answer.fromUpstream {
-		list[n-1].Status = w.answer.status
+	if len(list) == 0 {
+		return list
+	}
+	last := &list[len(list)-1]
+	switch {
+	case w.answer.fromUpstream:
+		last.Status, last.At = w.answer.status, w.begun
+		if w.watcher != nil {
+			if result := w.watcher.Result(); result.Failed {
+				last.Reason = wire.Failure{Status: last.Status, Error: result.Error}.Judge(w.begun).Reason
+			}
+		}
+	case w.answer.unanswered:
+		last.Reason = domain.ReasonUnanswered
 	}
 	return list
 }
@@ -69,8 +89,14 @@ func attemptsOf(d domain.Decision, count int, text string) []domain.Attempt {
 	notes := readNotes(text)
 	list := make([]domain.Attempt, 0, count)
 	for i := range min(count, len(d.Candidates)) {
-		noted, _ := noteOf(d, i+1, notes)
-		list = append(list, domain.Attempt{Channel: d.Candidates[i].Channel, Status: noted.status})
+		a := domain.Attempt{Channel: d.Candidates[i].Channel}
+		switch noted, ok := noteOf(d, i+1, notes); {
+		case ok:
+			a.Status, a.At, a.Reason = noted.status, noted.at, noted.failure().Judge(noted.at).Reason
+		case i+1 < count:
+			a.Reason = domain.ReasonUnanswered // or there would have been no next one
+		}
+		list = append(list, a)
 	}
 	return list
 }

@@ -111,8 +111,42 @@ func TestTheModelThatServesIsPricedAndNamed(t *testing.T) {
 func TestNotesGoToTheirAttempts(t *testing.T) {
 	t.Parallel()
 	d := domain.Decision{Candidates: []domain.Candidate{{Channel: "a"}, {Channel: "b"}, {Channel: "a"}, {Channel: "c"}}}
-	require.Equal(t, []domain.Attempt{{Channel: "a", Status: 429}, {Channel: "b"}, {Channel: "a", Status: 500}}, attemptsOf(d, 3, "a=429;a=500;"),
-		"a channel that serves two models has two attempts")
-	require.Equal(t, []domain.Attempt{{Channel: "a"}, {Channel: "b", Status: 503}}, attemptsOf(d, 2, "b=503;"))
-	require.Equal(t, []domain.Attempt{{Channel: "a"}}, attemptsOf(d, 1, ""))
+	require.Equal(t, []domain.Attempt{
+		{Channel: "a", Status: 429, Reason: domain.ReasonRate, At: time.UnixMilli(1_764_590_400_123)},
+		{Channel: "b", Reason: domain.ReasonUnanswered},
+		{Channel: "a", Status: 500, Reason: domain.ReasonServer},
+	}, attemptsOf(d, 3, "a=429@1764590400123;a=500;"), "a channel that serves two models has two attempts")
+	require.Equal(t, []domain.Attempt{{Channel: "a", Reason: domain.ReasonUnanswered}, {Channel: "b", Status: 400}}, attemptsOf(d, 2, "b=400@x;"),
+		"a fault of the request is no reason")
+	require.Equal(t, []domain.Attempt{{Channel: "a"}}, attemptsOf(d, 1, ""), "what became of the last one its end tells")
+}
+
+// The last attempt's end is what the watch saw of it.
+func TestTheLastAttemptHasItsReason(t *testing.T) {
+	t.Parallel()
+	failed := "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"x\"}}\n\n"
+	for _, tc := range []struct {
+		name   string
+		answer func(*answer)
+		body   string
+		want   domain.Attempt
+	}{
+		{"served", func(*answer) {}, "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n", domain.Attempt{Channel: "a", Status: 200, At: start}},
+		{"failed inside", func(*answer) {}, failed, domain.Attempt{Channel: "a", Status: 200, Reason: domain.ReasonOverload, At: start}},
+		{"not answered", func(a *answer) { a.status, a.fromUpstream, a.unanswered = 503, false, true }, "", domain.Attempt{Channel: "a", Reason: domain.ReasonUnanswered}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			s, store := newServer(t)
+			a := streamed(1)
+			tc.answer(&a)
+			w, _ := s.begin(decisionOf(domain.APIMessages), a)
+			if tc.body != "" {
+				w.chunk([]byte(tc.body))
+				w.finish()
+				w.end()
+			}
+			require.Equal(t, []domain.Attempt{tc.want}, store.get(t, "req-1").Record.Attempts)
+		})
+	}
 }

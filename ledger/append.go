@@ -111,7 +111,7 @@ type attemptJSON struct {
 func attemptsToJSON(attempts []domain.Attempt) []attemptJSON {
 	out := make([]attemptJSON, 0, len(attempts))
 	for _, a := range attempts {
-		out = append(out, attemptJSON(a))
+		out = append(out, attemptJSON{Channel: a.Channel, Status: a.Status})
 	}
 	return out
 }

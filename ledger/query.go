@@ -150,7 +150,7 @@ func scan(rows *sql.Rows) (domain.UsageRecord, error) {
 	}
 	rec.Budgets = windowNames(budgets)
 	for _, a := range list {
-		rec.Attempts = append(rec.Attempts, domain.Attempt(a))
+		rec.Attempts = append(rec.Attempts, domain.Attempt{Channel: a.Channel, Status: a.Status})
 	}
 	if raw.Valid {
 		rec.RawUsage = []byte(raw.String)

@@ -97,6 +97,10 @@ type explainedAttempt struct {
 	Channel string `json:"channel"`
 	Model   string `json:"model"`
 	Status  int    `json:"status"`
+	// Reason is what its failure was about; "" for none of the channel's.
+	Reason string `json:"reason"`
+	// At is when its answer began.
+	At int64 `json:"at_ms"`
 }
 
 // passedOver is the note of a candidate that stood before the one that was
@@ -125,7 +129,7 @@ func explained(id string, e domain.Explanation) explanation {
 	}
 	next := 0
 	for _, a := range r.Attempts {
-		attempt := explainedAttempt{Channel: a.Channel, Status: a.Status}
+		attempt := explainedAttempt{Channel: a.Channel, Status: a.Status, Reason: string(a.Reason), At: milliseconds(a.At)}
 		for i := next; i < len(out.Candidates); i++ {
 			c := &out.Candidates[i]
 			if c.Place > 0 && c.Channel == a.Channel {
@@ -167,13 +171,17 @@ func printExplanation(out io.Writer, form string, e explanation) error {
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", place, orDash(c.Channel), c.Model, score, why)
 	}
-	fmt.Fprintln(w, "\nATTEMPT\tCHANNEL\tMODEL\tANSWER")
+	fmt.Fprintln(w, "\nATTEMPT\tCHANNEL\tMODEL\tANSWER\tAFTER\tFAILURE")
 	for i, a := range e.Attempts {
 		answer := strconv.Itoa(a.Status)
 		if a.Status == 0 {
 			answer = "none"
 		}
-		fmt.Fprintf(w, "%d\t%s\t%s\t%s\n", i+1, a.Channel, orDash(a.Model), answer)
+		after := "-"
+		if a.At > 0 {
+			after = (time.Duration(a.At-e.AdmittedAt) * time.Millisecond).String()
+		}
+		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\n", i+1, a.Channel, orDash(a.Model), answer, after, orDash(a.Reason))
 	}
 	return w.Flush()
 }

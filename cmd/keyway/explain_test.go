@@ -26,11 +26,16 @@ func TestExplanationOfAFailover(t *testing.T) {
 		Record: domain.UsageRecord{
 			RequestID: "r1", KeyID: "key_1", Identity: "acme", API: domain.APIChat, Model: "latest", Channel: "east", Outcome: domain.OutcomeSuccess,
 			Status: 200, CostMicros: 1234, AdmittedAt: begin, EndedAt: begin.Add(1500 * time.Millisecond),
-			Attempts: []domain.Attempt{{Channel: "east", Status: 429}, {Channel: "slow"}, {Channel: "east", Status: 200}},
+			Attempts: []domain.Attempt{
+				{Channel: "east", Status: 429, Reason: domain.ReasonRate, At: begin.Add(20 * time.Millisecond)}, {Channel: "slow", Reason: domain.ReasonUnanswered},
+				{Channel: "east", Status: 200, At: begin.Add(time.Second)},
+			},
 		},
 	}
 	got := explained("r1", e)
-	assert.Equal(t, []explainedAttempt{{"east", "m", 429}, {"slow", "m", 0}, {"east", "n", 200}}, got.Attempts)
+	assert.Equal(t, []explainedAttempt{
+		{"east", "m", 429, "rate", begin.UnixMilli() + 20}, {"slow", "m", 0, "unanswered", 0}, {"east", "n", 200, "", begin.UnixMilli() + 1000},
+	}, got.Attempts)
 	assert.Equal(t, []string{"n", "east", "latest", "success"}, []string{got.Model, got.Channel, got.AskedModel, got.State})
 	var places []int
 	for _, c := range got.Candidates {
@@ -45,7 +50,7 @@ func TestExplanationOfAFailover(t *testing.T) {
 	require.NoError(t, printExplanation(&table, "table", got))
 	for _, part := range []string{
 		"r1 asked for latest over chat, by key key_1 of acme", "ended as success after 1.5s with status 200, tried last on east; cost 0.001234",
-		"left out: cooling for 3s (rate)", "1.235", "none",
+		"left out: cooling for 3s (rate)", "1.235", "none", "20ms", "unanswered",
 	} {
 		assert.Contains(t, table.String(), part)
 	}

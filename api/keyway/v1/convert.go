@@ -232,11 +232,13 @@ func patchFromProto(p *Patch) domain.Patch {
 }
 
 func attemptToProto(a domain.Attempt) *Attempt {
-	return &Attempt{Channel: a.Channel, Status: int32(a.Status)}
+	return &Attempt{Channel: a.Channel, Status: int32(a.Status), Reason: string(a.Reason), AtMs: toMs(a.At)}
 }
 
 func attemptFromProto(p *Attempt) domain.Attempt {
-	return domain.Attempt{Channel: p.GetChannel(), Status: int(p.GetStatus())}
+	return domain.Attempt{
+		Channel: p.GetChannel(), Status: int(p.GetStatus()), Reason: domain.CooldownReason(p.GetReason()), At: fromMs(p.GetAtMs()),
+	}
 }
 
 // convert maps a list; an empty one becomes nil, as protobuf decodes it.

@@ -1320,7 +1320,12 @@ type Attempt struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Channel string                 `protobuf:"bytes,1,opt,name=channel,proto3" json:"channel,omitempty"`
 	// 0 when no answer was seen.
-	Status        int32 `protobuf:"varint,2,opt,name=status,proto3" json:"status,omitempty"`
+	Status int32 `protobuf:"varint,2,opt,name=status,proto3" json:"status,omitempty"`
+	// What its failure was about: rate, overload, server, unanswered, quota or
+	// auth; "" for none. Not in the ledger, nor is the next.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// When its answer began, in milliseconds since the epoch.
+	AtMs          int64 `protobuf:"varint,4,opt,name=at_ms,json=atMs,proto3" json:"at_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1365,6 +1370,20 @@ func (x *Attempt) GetChannel() string {
 func (x *Attempt) GetStatus() int32 {
 	if x != nil {
 		return x.Status
+	}
+	return 0
+}
+
+func (x *Attempt) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Attempt) GetAtMs() int64 {
+	if x != nil {
+		return x.AtMs
 	}
 	return 0
 }
@@ -1647,10 +1666,12 @@ const file_keyway_v1_record_proto_rawDesc = "" +
 	"\abudgets\x18& \x03(\tR\abudgets\x1a<\n" +
 	"\x0eToolCallsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\";\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"h\n" +
 	"\aAttempt\x12\x18\n" +
 	"\achannel\x18\x01 \x01(\tR\achannel\x12\x16\n" +
-	"\x06status\x18\x02 \x01(\x05R\x06status\"\xb2\x01\n" +
+	"\x06status\x18\x02 \x01(\x05R\x06status\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x13\n" +
+	"\x05at_ms\x18\x04 \x01(\x03R\x04atMs\"\xb2\x01\n" +
 	"\n" +
 	"Settlement\x12/\n" +
 	"\bdecision\x18\x01 \x01(\v2\x13.keyway.v1.DecisionR\bdecision\x12\x18\n" +
