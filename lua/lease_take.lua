@@ -4,8 +4,8 @@
 --   is repeated takes, or puts back, once more. So a call whose outcome is unknown
 --   is not repeated, and counts as nothing taken or all put back: tokens may be
 --   lost, which the bucket makes up for as it drains; none is given out twice.
--- KEYS[1] bucket: <tag>:rpm:<owner> or <tag>:tpm:<owner>, hash of u (in use), t (at
---   ms), l (limit), as in reserve; expires once it has drained.
+-- KEYS[1] bucket: <tag>:rpm:<owner> or <tag>:tpm:<owner>, "used at limit" as in
+--   reserve; expires once it has drained.
 -- ARGV[1] limit: what the bucket gives a minute, 1 or more.
 -- ARGV[2] size: the most that it gives at once, 1 or more.
 -- ARGV[3] want: tokens; below 0 puts back. Whole numbers below 2^52.
@@ -16,16 +16,15 @@
 local now = redis.call('TIME')
 now = now[1] * 1000 + math.floor(now[2] / 1000)
 local limit, size, want = tonumber(ARGV[1]), tonumber(ARGV[2]) * 60000, tonumber(ARGV[3])
-local b = redis.call('HMGET', KEYS[1], 'u', 't')
-local used = math.max(0, (tonumber(b[1]) or 0) - math.max(0, now - (tonumber(b[2]) or now)) * limit)
+local u, t = string.match(redis.call('GET', KEYS[1]) or '', '(%d+) (%d+)')
+local used = u and math.max(0, u - math.max(0, now - t) * limit) or 0
 local granted = math.min(want, math.max(0, math.floor((size - used) / 60000)))
 if granted ~= 0 then
   used = math.max(0, used + granted * 60000)
   if used == 0 then
     redis.call('DEL', KEYS[1])
   else
-    redis.call('HSET', KEYS[1], 'u', string.format('%.0f', used), 't', string.format('%.0f', now), 'l', ARGV[1])
-    redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.ceil(used / limit)))
+    redis.call('SET', KEYS[1], string.format('%.0f %.0f %.0f', used, now, limit), 'PX', math.ceil(used / limit))
   end
 end
 local left = math.max(0, math.floor((size - used) / 60000))

@@ -3,13 +3,14 @@
 --   nothing. Atomic; idempotent by request: a second call charges nothing.
 --   The tag is {sNN} for what an identity holds, {region} for what it takes of
 --   the region's own buckets.
--- KEYS[1] reservation: <tag>:res:<request>, hash, expires after ARGV[3].
+-- KEYS[1] reservation: <tag>:res:<request>, hash of state, decision and held (amount
+--   and limit of each hold), expires after ARGV[3].
 -- KEYS[2] open index: <tag>:open, sorted set of requests by lease end, never expires.
 -- KEYS[3] generation: <tag>:generation, integer, never expires; gone or lower than
 --   before when the store has lost writes, so that its windows count too little.
--- KEYS[4..] buckets, one per hold: hash of u (in use), t (at ms), l (limit) for
---   rate; sorted set of requests by lease end for lease; integer for window; each
---   expires by itself. Behind them, where a limit is -1, the credit that is the
+-- KEYS[4..] buckets, one per hold: "used at limit", at in ms, for rate; sorted
+--   set of requests by lease end for lease; integer for window; each expires by
+--   itself. Behind them, where a limit is -1, the credit that is the
 --   limit: {sNN}:credit:<identity>, hash of micros and entry, never expires.
 -- ARGV[1] request: id, the member of leases and index.
 -- ARGV[2] lease: ms, how long leases live unrenewed, 1 or more.
@@ -40,17 +41,18 @@ if fresh and ARGV[5] ~= '' then
   generation = tonumber(redis.call('GET', KEYS[3])) or 0
   if generation == 0 or generation < tonumber(ARGV[5]) then return {3, 0, 0, 0} end
 end
-local at, ends = string.format('%.0f', now), string.format('%.0f', now + lease)
-local reply, used, refused, soonest, n = {0, 0, 0, generation}, {}, 0, 0, (#ARGV - 5) / 5
+local at, ends = string.format('%.0f', now), now + lease
+local reply, used, refused, soonest, n, rates = {0, 0, 0, generation}, {}, 0, 0, (#ARGV - 5) / 5, {}
+for i = 1, n do if ARGV[5 * i + 1] == 'rate' then rates[#rates + 1] = KEYS[i + 3] end end
+rates = rates[1] and redis.call('MGET', unpack(rates)) or rates
 for i = 1, n do
   local key, class, limit, size = KEYS[i + 3], ARGV[5 * i + 1], tonumber(ARGV[5 * i + 2]), tonumber(ARGV[5 * i + 3])
   local amount = fresh and tonumber(ARGV[5 * i + 4]) or 0
   local unit, wait, reset = 1, never, 0
   if class == 'rate' then
     unit = 60000
-    local b = redis.call('HMGET', key, 'u', 't')
-    local drained = (now - (tonumber(b[2]) or now)) * limit
-    used[i] = math.max(0, (tonumber(b[1]) or 0) - math.max(0, drained))
+    local u, t = string.match(table.remove(rates, 1) or '', '(%d+) (%d+)')
+    used[i] = u and math.max(0, u - math.max(0, now - t) * limit) or 0
     reset = math.ceil(used[i] / limit)
     if amount <= size then wait = math.ceil((used[i] + amount * unit - size * unit) / limit) end
   elseif class == 'lease' then
@@ -66,27 +68,26 @@ for i = 1, n do
 end
 if fresh and refused > 0 then reply[1], reply[2], reply[3] = 1, refused, math.max(0, soonest) end
 if not fresh or refused > 0 then return reply end
-local kept = {'state', 'reserved', 'decision', ARGV[4]}
+local held = {}
 for i = 1, n do
   local key, class, limit, amount = KEYS[i + 3], ARGV[5 * i + 1], ARGV[5 * i + 2], ARGV[5 * i + 4]
   if class == 'rate' then
     local total = used[i] + amount * 60000
-    redis.call('HSET', key, 'u', string.format('%.0f', total), 't', at, 'l', limit)
     reply[2 * i + 4] = math.ceil(total / limit)
-    redis.call('PEXPIRE', key, string.format('%.0f', math.max(1, reply[2 * i + 4])))
+    redis.call('SET', key, string.format('%.0f %s %s', total, at, limit), 'PX', math.max(1, reply[2 * i + 4]))
   elseif class == 'lease' then
     local gone = redis.call('ZRANGEBYSCORE', key, '-inf', at, 'LIMIT', 0, 100)
     if #gone > 0 then redis.call('ZREM', key, unpack(gone)) end
     redis.call('ZADD', key, ends, request)
-    if redis.call('PTTL', key) < lease then redis.call('PEXPIRE', key, lease) end
+    if redis.call('PTTL', key) < lease then redis.call('PEXPIRE', key, 2 * lease) end
   else
     -- One that was there before has its expiry, and each settle renews it.
     if redis.call('INCRBY', key, amount) == tonumber(amount) then redis.call('PEXPIRE', key, ARGV[5 * i + 5]) end
   end
   reply[2 * i + 3] = reply[2 * i + 3] - amount
-  kept[#kept + 1], kept[#kept + 2], kept[#kept + 3], kept[#kept + 4] = 'a' .. i, amount, 'l' .. i, limit
+  held[2 * i - 1], held[2 * i] = amount, limit
 end
-redis.call('HSET', KEYS[1], unpack(kept))
+redis.call('HSET', KEYS[1], 'state', 'reserved', 'decision', ARGV[4], 'held', table.concat(held, ' '))
 redis.call('PEXPIRE', KEYS[1], keep)
 redis.call('ZADD', KEYS[2], ends, request)
 return reply

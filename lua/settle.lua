@@ -28,23 +28,21 @@
 local now = redis.call('TIME')
 now = now[1] * 1000 + math.floor(now[2] / 1000)
 local request, keep, record = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local n, fields, totals, limits = #KEYS - 4, {'state'}, {}, {}
+local n, kept, totals, limits = #KEYS - 4, {}, {}, {}
 local lent = n > 0
-for i = 1, n do fields[2 * i], fields[2 * i + 1] = 'a' .. i, 'l' .. i end
-local kept = redis.call('HMGET', KEYS[1], unpack(fields))
-local state = kept[1]
+local state, all = unpack(redis.call('HMGET', KEYS[1], 'state', 'held'))
+for number in string.gmatch(all or '', '%S+') do kept[#kept + 1] = tonumber(number) end
 if state == 'settled' or (state == 'refunded' and record == '') then return 1 end
-local known, at = state == 'reserved', string.format('%.0f', now)
+local known = state == 'reserved'
 for i = 1, n do
   local key, class, amount = KEYS[i + 4], ARGV[3 * i + 2], tonumber(ARGV[3 * i + 3])
-  local held, limit = tonumber(kept[2 * i] or 0), tonumber(kept[2 * i + 1] or 0)
+  local held, limit = kept[2 * i - 1] or 0, kept[2 * i] or 0
   lent = lent and class == 'lent'
   if class == 'lent' and state ~= 'refunded' then class, limit = 'rate', tonumber(ARGV[3 * i + 4]) end
   if class == 'rate' and limit > 0 and amount ~= held then
-    local b = redis.call('HMGET', key, 'u', 't')
-    local drained = math.max(0, (now - (tonumber(b[2]) or now)) * limit)
+    local u, t = string.match(redis.call('GET', key) or '', '(%d+) (%d+)')
     limits[i] = limit
-    totals[i] = math.max(0, math.max(0, (tonumber(b[1]) or 0) - drained) + (amount - held) * 60000)
+    totals[i] = math.max(0, (u and math.max(0, u - math.max(0, now - t) * limit) or 0) + (amount - held) * 60000)
   elseif class == 'window' and (known or amount > 0) then
     local used = tonumber(redis.call('GET', key))
     -- A counter that is gone took the hold with it: what was used counts whole.
@@ -58,8 +56,7 @@ for i = 1, n do
   elseif totals[i] == 0 then
     redis.call('DEL', key)
   elseif limits[i] then
-    redis.call('HSET', key, 'u', string.format('%.0f', totals[i]), 't', at, 'l', limits[i])
-    redis.call('PEXPIRE', key, string.format('%.0f', math.ceil(totals[i] / limits[i])))
+    redis.call('SET', key, string.format('%.0f %.0f %.0f', totals[i], now, limits[i]), 'PX', math.ceil(totals[i] / limits[i]))
   elseif totals[i] then
     redis.call('SET', key, string.format('%.0f', totals[i]), 'PX', ARGV[3 * i + 4])
   end

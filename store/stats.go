@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"strconv"
 	"strings"
@@ -148,14 +149,17 @@ func (s *Store) rateCounter(ctx context.Context, key string) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	var bucket struct {
-		Used  int64 `redis:"u"`
-		At    int64 `redis:"t"`
-		Limit int64 `redis:"l"`
+	value, err := s.client.Get(ctx, key).Result()
+	if errors.Is(err, redis.Nil) {
+		return 0, nil
 	}
-	if err := s.client.HMGet(ctx, key, "u", "t", "l").Scan(&bucket); err != nil {
+	if err != nil {
 		return 0, err
 	}
-	left := bucket.Used - max(0, now.UnixMilli()-bucket.At)*bucket.Limit
+	var used, at, limit int64
+	if _, err := fmt.Sscanf(value, "%d %d %d", &used, &at, &limit); err != nil {
+		return 0, fmt.Errorf("read %s: %w", key, err)
+	}
+	left := used - max(0, now.UnixMilli()-at)*limit
 	return (max(0, left) + rateUnits - 1) / rateUnits, nil
 }
