@@ -44,6 +44,8 @@ func TestDrills(t *testing.T) {
 		t.Run(drill.name, func(t *testing.T) {
 			drill.run(t, s)
 			s.requireNothingOpen(t)
+			// Every budget there is, by the command that an operator has for it.
+			s.cli(t, "reconcile", "--ledger", s.ready.Ledger, "--store", s.ready.RedisURL)
 		})
 	}
 }
