@@ -77,7 +77,7 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 		answer, err := op.models(snap, key, r)
 		return Admitted{Answer: answer}, err
 	}
-	peek, err := op.peek(r)
+	peek, made, err := s.read(ctx, op, r, key)
 	if err != nil {
 		return Admitted{}, err
 	}
@@ -85,8 +85,8 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	if !ok || op.api.IsRaw() != model.PassesRaw() {
 		return Admitted{}, op.unknown(peek.Model)
 	}
-	a := ask{snap: snap, key: key, api: op.api, model: model, affinity: affinityOf(key, peek), session: sessionOf(key, r.Headers, peek)}
-	if a.pinned, err = s.pinned(ctx, key, peek); err != nil {
+	a := ask{snap: snap, key: key, api: op.api, model: model, affinity: affinityOf(key, peek), session: sessionOf(key, r.Headers, peek), stored: made}
+	if a.pinned, err = s.pinned(ctx, a, peek); err != nil {
 		return Admitted{}, err
 	}
 	way := s.route(a)

@@ -1,6 +1,7 @@
 package authz
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -38,6 +39,13 @@ func operationOf(snap *config.Snapshot, r Request) (operation, error) {
 		op.api, op.resource = domain.APIModels, name
 		return op, r.only(http.MethodGet)
 	}
+	if id, action, ok := domain.StoredAtPath(path); ok {
+		op.api, op.resource = domain.APIStored, id
+		if plain, _ := domain.PlainPath(path); !plain {
+			return op, errNotServed
+		}
+		return op, r.only(storedMethods[action]...)
+	}
 	for _, raw := range snap.Raw {
 		if !domain.Within(path, raw.Path) {
 			continue
@@ -52,6 +60,13 @@ func operationOf(snap *config.Snapshot, r Request) (operation, error) {
 		return op, r.only(http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete)
 	}
 	return op, errNotServed
+}
+
+// storedMethods are what may be done with a stored response, and with what of it.
+var storedMethods = map[string][]string{
+	"":            {http.MethodGet, http.MethodDelete},
+	"cancel":      {http.MethodPost},
+	"input_items": {http.MethodGet},
 }
 
 var errNotServed = &domain.Error{
@@ -81,14 +96,24 @@ func dialectOf(r Request) domain.Dialect {
 	return domain.DialectForPath(path)
 }
 
-// peek reads what a request asks for in its body, or in its path where that says it all.
-func (op operation) peek(r Request) (*wire.Request, error) {
-	if !op.api.IsRaw() {
-		return wire.PeekBody(op.api, r.Headers["content-type"], r.Body)
+// read finds what a request asks for: in its body, or in its path where that says
+// it all. made is the stored response that the path names.
+func (s *Server) read(ctx context.Context, op operation, r Request, key domain.VirtualKey) (peek *wire.Request, made domain.StoredID, err error) {
+	switch {
+	case op.api.IsRaw():
+		q := &wire.Request{API: op.api, Model: op.resource, N: 1}
+		q.Units[domain.ToolCall] = 1
+		return q, made, nil
+	case op.api == domain.APIStored:
+		if made, err = s.recall(ctx, key, storedRef{id: op.resource}); err != nil {
+			return nil, made, err
+		}
+		_, query, _ := strings.Cut(r.Target, "?")
+		streams := slices.Contains(strings.Split(wire.CleanQuery(op.api, query), "&"), "stream=true")
+		return &wire.Request{API: op.api, Model: made.Model, N: 1, Stream: streams}, made, nil
 	}
-	q := &wire.Request{API: op.api, Model: op.resource, N: 1}
-	q.Units[domain.ToolCall] = 1
-	return q, nil
+	peek, err = wire.PeekBody(op.api, r.Headers["content-type"], r.Body)
+	return peek, made, err
 }
 
 // target is the path below the provider's base URL, with the query that may pass.
@@ -134,8 +159,11 @@ func usable(snap *config.Snapshot, key domain.VirtualKey, name string, dialect d
 
 // unknown is the same whether a model does not exist or the key may not use it.
 func (op operation) unknown(name string) error {
-	if op.api.IsRaw() {
+	switch {
+	case op.api.IsRaw():
 		return errNotServed
+	case op.api == domain.APIStored:
+		return unknownID(storedRef{id: op.resource})
 	}
 	return &domain.Error{
 		Code: domain.CodeModelNotFound, NoRetry: true, Param: "model",

@@ -71,6 +71,8 @@ type ask struct {
 	// pinned is the only channel that can serve, because it made what the
 	// request continues; "" is any.
 	pinned string
+	// stored is what the path names, made by the pinned channel; zero for none.
+	stored domain.StoredID
 	// affinity and session name what should stay on one channel: a cached prompt, or
 	// whoever speaks. "" is none.
 	affinity, session string
@@ -195,29 +197,26 @@ func sessionOf(key domain.VirtualKey, headers map[string]string, peek *wire.Requ
 	return key.ID + " " + peek.Session
 }
 
-// pinned finds the channel that made what the request continues; "" when it
-// continues nothing. An id that this identity did not make goes nowhere: it may
-// be another's, at the same provider's account.
-func (s *Server) pinned(ctx context.Context, key domain.VirtualKey, peek *wire.Request) (string, error) {
-	if peek.API != domain.APIResponses {
-		return "", nil
+// storedRef names what a provider keeps; field is where the request says so, ""
+// for its path.
+type storedRef struct{ field, id string }
+
+// pinned finds the channel that made what the request continues or asks for; ""
+// when it continues nothing. An id that this identity did not make goes
+// nowhere: it may be another's, at the same provider's account.
+func (s *Server) pinned(ctx context.Context, a ask, peek *wire.Request) (string, error) {
+	if a.api != domain.APIResponses && a.api != domain.APIInputTokens {
+		return a.stored.Channel, nil
 	}
 	channel := ""
-	for _, ref := range []struct{ field, id string }{
-		{"previous_response_id", peek.PreviousResponseID}, {"conversation", peek.Conversation},
-	} {
+	for _, ref := range []storedRef{{"previous_response_id", peek.PreviousResponseID}, {"conversation", peek.Conversation}} {
 		if ref.id == "" {
 			continue
 		}
-		made, err := s.stored.Recall(ctx, key.Identity, ref.id)
+		made, err := s.recall(ctx, a.key, ref)
 		switch {
-		case errors.Is(err, domain.ErrNotFound):
-			return "", &domain.Error{
-				Code: domain.CodeNotFound, NoRetry: true, Param: ref.field,
-				Message: fmt.Sprintf("Nothing is known under the %s %q: it does not exist, was made by another account, or too long ago. Send the whole input instead.", ref.field, clip(ref.id)),
-			}
 		case err != nil:
-			return "", errStoreAway
+			return "", err
 		case channel != "" && channel != made.Channel:
 			return "", &domain.Error{
 				Code: domain.CodeInvalidRequest, NoRetry: true, Param: ref.field,
@@ -229,10 +228,34 @@ func (s *Server) pinned(ctx context.Context, key domain.VirtualKey, peek *wire.R
 	return channel, nil
 }
 
+func (s *Server) recall(ctx context.Context, key domain.VirtualKey, ref storedRef) (domain.StoredID, error) {
+	made, err := s.stored.Recall(ctx, key.Identity, ref.id)
+	switch {
+	case errors.Is(err, domain.ErrNotFound):
+		return domain.StoredID{}, unknownID(ref)
+	case err != nil:
+		return domain.StoredID{}, errStoreAway
+	}
+	return made, nil
+}
+
+func unknownID(ref storedRef) *domain.Error {
+	e := &domain.Error{
+		Code: domain.CodeNotFound, NoRetry: true, Param: ref.field,
+		Message: fmt.Sprintf("Nothing is known under the id %q: it does not exist, was made by another account, or too long ago.", clip(ref.id)),
+	}
+	if ref.field != "" {
+		e.Message = fmt.Sprintf("Nothing is known under the %s %q: it does not exist, was made by another account, or too long ago. Send the whole input instead.", ref.field, clip(ref.id))
+	}
+	return e
+}
+
 // unroutable says at the time now why no channel can serve.
 func (a ask) unroutable(r route, name string, now time.Time) *domain.Error {
 	_, exists := a.snap.Channels[a.pinned]
 	switch {
+	case a.stored.ID != "" && !r.stands(a.pinned):
+		return unknownID(storedRef{id: a.stored.ID})
 	case a.pinned != "" && !exists:
 		return &domain.Error{
 			Code: domain.CodeNotFound, NoRetry: true, Param: "previous_response_id",
