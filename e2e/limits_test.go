@@ -4,7 +4,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -58,33 +57,7 @@ func TestCase048(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			a := costing(t, s, 100, ask{api: tc.api, model: "m", script: holdsOpen})
 			c := s.caller(t, tc.identity, tc.policy...)
-			var (
-				mu       sync.Mutex
-				wg       sync.WaitGroup
-				admitted []*live
-			)
-			begin := make(chan struct{})
-			for range 50 {
-				wg.Go(func() {
-					<-begin
-					l, err := c.open(t.Context(), a)
-					if !assert.NoError(t, err) {
-						return
-					}
-					if l.StatusCode == http.StatusOK {
-						mu.Lock()
-						defer mu.Unlock()
-						admitted = append(admitted, l)
-						return
-					}
-					body, err := l.rest()
-					if assert.NoError(t, err) {
-						requireRefusal(t, tc.refused, received{Response: l.Response, body: []byte(body), trace: "refused"})
-					}
-				})
-			}
-			close(begin)
-			wg.Wait()
+			admitted := flood(t, c, a, tc.refused)
 			require.Len(t, admitted, 10)
 			assert.Equal(t, int64(1000), spentOn(t, c, tc.scope), "all of the budget is held")
 			for _, l := range admitted {

@@ -17,8 +17,8 @@ import (
 
 // A store that was emptied admits nothing on budgets that it does not know: not
 // before a worker has rebuilt them from the ledger, and then exactly what is left.
-// What no budget limits is served all the while, and a stream that ran over the
-// loss is charged once.
+// So it is with a balance. What neither limits is served all the while, and a
+// stream that ran over the loss is charged once.
 func TestBudgetsAreRebuiltAfterALoss(t *testing.T) {
 	t.Parallel()
 	s := ownStack(t)
@@ -33,6 +33,11 @@ func TestBudgetsAreRebuiltAfterALoss(t *testing.T) {
 	}
 	require.Equal(t, http.StatusOK, free.ask(t, ask{model: "m"}).StatusCode)
 	budgeted.requireBalanced(t, budgeted.requireOneRowEach(t, 3))
+	prepaid := s.caller(t, "prepaid-lost")
+	s.topUp(t, prepaid.identity, 1000)
+	s.awaitCredit(t, prepaid.identity, 1000)
+	require.Equal(t, http.StatusOK, prepaid.ask(t, ask{model: "m"}).StatusCode)
+	prompt := prepaid.requireOneRowEach(t, 1)[0].PromptTokensEstimate
 	running, err := budgeted.open(t.Context(), ask{model: "only-a", stream: true, script: `{"count":30,"delay_between_ms":150}`})
 	require.NoError(t, err)
 	_, err = running.event()
@@ -53,6 +58,7 @@ func TestBudgetsAreRebuiltAfterALoss(t *testing.T) {
 		require.Equal(t, http.StatusOK, free.ask(t, ask{model: "m"}).StatusCode, "no budget limits it")
 	}
 	require.Contains(t, string(last.body), "rebuilding its budgets")
+	requireAway(t, domain.APIChat, prepaid.ask(t, ask{model: "m"}))
 	require.Contains(t, s.logs(), "no worker has rebuilt its budgets")
 	require.GreaterOrEqual(t, s.metric(t, "authz", "keyway_authz_budgets_unknown_total"), 6.0)
 
@@ -71,12 +77,18 @@ func TestBudgetsAreRebuiltAfterALoss(t *testing.T) {
 		spent += r.CostMicros
 	}
 	// The hold of a request is its prompt and its cap, at one micro-unit a token.
-	prompt := rows[0].PromptTokensEstimate
 	left := 1000 - spent
 	refused := budgeted.ask(t, ask{model: "m", cap: int(left-prompt) + 1})
 	assert.Equal(t, http.StatusTooManyRequests, refused.StatusCode, "%s", refused.body)
 	assert.Equal(t, http.StatusOK, budgeted.ask(t, ask{model: "m", cap: int(left - prompt)}).StatusCode, "all that is left")
 	budgeted.requireBalanced(t, budgeted.requireOneRowEach(t, 6))
+
+	left = s.balance(t, prepaid.identity).ClosingMicros
+	require.Less(t, left, int64(1000))
+	refused = prepaid.ask(t, ask{model: "m", cap: int(left-prompt) + 1})
+	assert.Equal(t, http.StatusPaymentRequired, refused.StatusCode, "%s", refused.body)
+	assert.Equal(t, http.StatusOK, prepaid.ask(t, ask{model: "m", cap: int(left - prompt)}).StatusCode, "all of the balance")
+	prepaid.requireOneRowEach(t, 2)
 	s.requireNothingOpen(t)
 	require.Zero(t, s.metric(t, "worker", "keyway_worker_lost_shards"))
 	require.EqualValues(t, 2*domain.Shards, s.metric(t, "worker", "keyway_worker_shards_rebuilt_total"), "at the first start, and now")

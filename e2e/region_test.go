@@ -240,4 +240,8 @@ identities:
   - {id: purse, policy: budget1000}
   - {id: wide, policy: wide}
   - {id: partner, policy: wide, price_multiplier: "0.9"}
+  - {id: prepaid-chat, prepaid: true}
+  - {id: prepaid-messages, prepaid: true}
+  - {id: prepaid-web, prepaid: true}
+  - {id: prepaid-lost, prepaid: true}
 `))

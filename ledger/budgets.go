@@ -21,10 +21,10 @@ func (l *Ledger) Newest(ctx context.Context) (time.Time, error) {
 	return fromMs(ms.Int64), nil
 }
 
-// BudgetSums adds up what was charged to each budget and window of images by requests admitted at
-// since or later, what was paid into balances and spent of them at any time, and
-// tells which of the given requests it has. All are of one moment: a settlement
-// that arrives meanwhile is in all of them or in none.
+// BudgetSums adds up what was charged to each budget and window of images by
+// requests admitted at since or later, what was paid into balances and spent of
+// them at any time, and tells which of the given requests it has. All are of one
+// moment: a settlement that arrives meanwhile is in all of them or in none.
 func (l *Ledger) BudgetSums(ctx context.Context, since time.Time, requests []string) (sums domain.BudgetSums, err error) {
 	tx, err := l.read.BeginTx(ctx, l.dialect.snapshot)
 	if err != nil {

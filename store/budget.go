@@ -76,8 +76,9 @@ func windowTTL(name string) int64 {
 }
 
 // Budgets reads every budget's counter and what was paid into balances, what open
-// reservations hold of them, and the settlements that are not in the ledger yet, in this order. It scans
-// the store: for upkeep and people, never for the path of a request.
+// reservations hold of them, and the settlements that are not in the ledger yet,
+// in this order. It scans the store: for upkeep and people, never for the path of
+// a request.
 func (s *Store) Budgets(ctx context.Context) (domain.BudgetBook, error) {
 	book := domain.BudgetBook{Held: make(map[string]int64)}
 	for _, read := range []func(context.Context, *domain.BudgetBook) error{s.readCredits, s.readCounters, s.readHeld, s.readPending} {
