@@ -221,7 +221,7 @@ func (d dated) after(now time.Time) (e domain.Evidence, ok bool) {
 		e.Wait -= age
 		return e, e.Wait > 0
 	}
-	return e, age < e.Bounds.First
+	return e, age <= e.Bounds.First
 }
 
 // keep has evidence sent again, unless there is newer.
