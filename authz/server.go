@@ -227,9 +227,10 @@ func (s *Server) admit(ctx context.Context, r Request) (Admitted, error) {
 	return admitted, err
 }
 
+// patched reports whether the egress service may have to hold the body.
 func patched(d domain.Decision) bool {
 	for _, c := range d.Candidates {
-		if len(c.Patches) > 0 {
+		if len(c.Patches) > 0 && c.Egress != domain.EgressNative {
 			return true
 		}
 	}
@@ -317,6 +318,10 @@ func admittedResponse(a Admitted) (*authv3.CheckResponse, error) {
 	if err != nil {
 		return nil, err
 	}
+	native, err := envoy.Native(a.Decision)
+	if err != nil {
+		return nil, err
+	}
 	groups := make([]*structpb.Value, len(a.Decision.Candidates))
 	for i, c := range a.Decision.Candidates {
 		groups[i] = structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
@@ -344,6 +349,7 @@ func admittedResponse(a Admitted) (*authv3.CheckResponse, error) {
 			envoy.MetadataGroups:   structpb.NewListValue(&structpb.ListValue{Values: groups}),
 			envoy.MetadataDialect:  structpb.NewStringValue(string(a.Decision.API.Dialect())),
 			envoy.MetadataDecision: structpb.NewStringValue(encoded),
+			envoy.MetadataNative:   structpb.NewStringValue(native),
 		}},
 	}, nil
 }

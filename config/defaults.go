@@ -114,6 +114,7 @@ func FillDefaults(cfg *keywayv1.Config) {
 		orDefault(&c.Cooldown, cfg.Cooldown.Mode)
 		orDefault(&c.StreamUsage, streamUsageInject)
 		orDefault(&c.Cost, costUsual)
+		orDefault(&c.Egress, string(domain.EgressExtProc))
 		for _, m := range c.Models {
 			orDefault(&m.Upstream, m.Name)
 		}

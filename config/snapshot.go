@@ -125,19 +125,9 @@ func compileProvider(p *keywayv1.Provider) domain.Provider {
 		out.Dialects = append(out.Dialects, domain.Dialect(d))
 	}
 	if u, err := url.Parse(p.BaseUrl); err == nil {
-		out.Authority, out.BasePath = authority(u), u.EscapedPath()
+		out.Authority, out.BasePath = domain.AuthorityOf(u), u.EscapedPath()
 	}
 	return out
-}
-
-// authority is the host, with its port unless that is the scheme's own: some
-// providers' front ends compare the Host header with their name.
-func authority(u *url.URL) string {
-	own := map[string]string{"http": "80", "https": "443"}[u.Scheme]
-	if u.Port() != own {
-		return u.Host
-	}
-	return u.Host[:len(u.Host)-len(own)-1]
 }
 
 func compileChannels(channels []*keywayv1.Channel, providers map[string]domain.Provider) map[string]domain.Channel {
@@ -161,6 +151,7 @@ func compileChannels(channels []*keywayv1.Channel, providers map[string]domain.P
 			Account:      account(ch, providers[ch.Provider].BaseURL),
 			ObserveOnly:  ch.Cooldown == cooldownObserve,
 			Cost:         float64(micros(ch.Cost)) / microsPerUnit,
+			Egress:       domain.Egress(ch.Egress),
 		}
 	}
 	return out

@@ -140,6 +140,9 @@ func (c *checker) channel(at string, ch *keywayv1.Channel) {
 	default:
 		c.add(at+".stream_usage", "%s is not known; known: %s, %s", quote(ch.StreamUsage), streamUsageInject, streamUsageLeave)
 	}
+	if !domain.Egress(ch.Egress).Valid() {
+		c.add(at+".egress", "%s is not known; known: %s, %s", quote(ch.Egress), domain.EgressExtProc, domain.EgressNative)
+	}
 }
 
 const (

@@ -1,6 +1,7 @@
 package domain
 
 import (
+	"net/url"
 	"slices"
 	"time"
 )
@@ -24,6 +25,16 @@ type Provider struct {
 
 // Speaks reports whether the provider serves dialect d natively.
 func (p Provider) Speaks(d Dialect) bool { return slices.Contains(p.Dialects, d) }
+
+// AuthorityOf is the host of a base URL, with its port unless that is the
+// scheme's own: some providers' front ends compare the Host header with their name.
+func AuthorityOf(u *url.URL) string {
+	own := map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	if u.Port() != own {
+		return u.Host
+	}
+	return u.Host[:len(u.Host)-len(own)-1]
+}
 
 // Channel is one SK at one Provider: one Envoy cluster, one connection pool.
 type Channel struct {
@@ -51,7 +62,23 @@ type Channel struct {
 	// Cost is what the provider charges here relative to other channels, for
 	// routing; 1 is usual.
 	Cost float64
+	// Egress is what turns a client's request into an attempt on the channel.
+	Egress Egress
 }
+
+// Egress is what sets the credential, path, host and body of an attempt
+// (ARCHITECTURE §5.1).
+type Egress string
+
+const (
+	// EgressExtProc is the extproc service, asked by the channel's filter chain.
+	EgressExtProc Egress = "ext_proc"
+	// EgressNative is Envoy itself, without a call to a service.
+	EgressNative Egress = "native"
+)
+
+// Valid reports whether e is a known form.
+func (e Egress) Valid() bool { return e == EgressExtProc || e == EgressNative }
 
 // Model is what clients name.
 type Model struct {

@@ -22,6 +22,8 @@ type Candidate struct {
 	Slots int64
 	// Patches turn the client's body into the one for this channel.
 	Patches []Patch
+	// Egress is the channel's form; it is not kept with the decision.
+	Egress Egress
 	// Class is the model class that the attempt is evidence about, and Account
 	// the channel's (see Channel.Account).
 	Class   string

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	keywayv1 "keyway/api/keyway/v1"
+	"keyway/domain"
 )
 
 // Resources are what a region's Envoys get over xDS, by resource name.
@@ -17,6 +18,9 @@ type Resources struct {
 	Listeners map[string]*listenerv3.Listener
 	Routes    map[string]*routev3.RouteConfiguration
 	Clusters  map[string]*clusterv3.Cluster
+	// Secrets are the references to the SKs of native channels, by the name of
+	// the SDS resource that their clusters ask for.
+	Secrets map[string]string
 }
 
 // Build makes the Envoy resources of cfg, which must have passed
@@ -26,6 +30,7 @@ func Build(cfg *keywayv1.Config) (Resources, error) {
 		Listeners: map[string]*listenerv3.Listener{},
 		Routes:    map[string]*routev3.RouteConfiguration{},
 		Clusters:  map[string]*clusterv3.Cluster{},
+		Secrets:   map[string]string{},
 	}
 	listener, err := ingressListener(cfg)
 	if err != nil {
@@ -51,6 +56,9 @@ func Build(cfg *keywayv1.Config) (Resources, error) {
 			return Resources{}, fmt.Errorf("build cluster of channel %q: %w", ch.GetName(), err)
 		}
 		res.Clusters[cluster.GetName()] = cluster
+		if domain.Egress(ch.GetEgress()) == domain.EgressNative {
+			res.Secrets[SecretOf(ch.GetName())] = ch.GetSecret()
+		}
 	}
 	return res, nil
 }

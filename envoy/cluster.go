@@ -26,6 +26,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	keywayv1 "keyway/api/keyway/v1"
+	"keyway/domain"
 )
 
 const (
@@ -166,25 +167,11 @@ func upstreamTLS(host, caFile string) (*corev3.TransportSocket, error) {
 // is asynchronous; the response phase is the synchronous verdict script. That
 // is rule 1 of ARCHITECTURE §1, and a test holds every snapshot to it.
 func channelHTTP(ch *keywayv1.Channel, p *keywayv1.Provider, base *url.URL) (*anypb.Any, error) {
-	egress, err := pack(egressFilter(ch.GetName(), p.GetBaseUrl()))
+	filters, err := channelFilters(ch, p, base)
 	if err != nil {
 		return nil, err
 	}
-	verdict, err := pack(&luav3.Lua{DefaultSourceCode: &corev3.DataSource{
-		Specifier: &corev3.DataSource_InlineString{InlineString: verdictScript(ch.GetName())},
-	}})
-	if err != nil {
-		return nil, err
-	}
-	codec, err := pack(&codecv3.UpstreamCodec{})
-	if err != nil {
-		return nil, err
-	}
-	options := &httpv3.HttpProtocolOptions{HttpFilters: []*hcmv3.HttpFilter{
-		httpFilter("keyway.egress", egress),
-		httpFilter("keyway.verdict", verdict),
-		httpFilter("envoy.filters.http.upstream_codec", codec),
-	}}
+	options := &httpv3.HttpProtocolOptions{HttpFilters: filters}
 	h2 := &corev3.Http2ProtocolOptions{
 		InitialStreamWindowSize:     wrapperspb.UInt32(streamWindow),
 		InitialConnectionWindowSize: wrapperspb.UInt32(connWindow),
@@ -204,6 +191,35 @@ func channelHTTP(ch *keywayv1.Channel, p *keywayv1.Provider, base *url.URL) (*an
 		}}
 	}
 	return pack(options)
+}
+
+// channelFilters are the filters of the channel's form of egress, the verdict
+// and the codec.
+func channelFilters(ch *keywayv1.Channel, p *keywayv1.Provider, base *url.URL) ([]*hcmv3.HttpFilter, error) {
+	codec, err := pack(&codecv3.UpstreamCodec{})
+	if err != nil {
+		return nil, err
+	}
+	last := httpFilter("envoy.filters.http.upstream_codec", codec)
+	if domain.Egress(ch.GetEgress()) == domain.EgressNative {
+		filters, err := nativeFilters(ch, p, base)
+		return append(filters, last), err
+	}
+	egress, err := pack(egressFilter(ch.GetName(), p.GetBaseUrl()))
+	if err != nil {
+		return nil, err
+	}
+	verdict, err := luaFilter(verdictScript(ch.GetName()))
+	if err != nil {
+		return nil, err
+	}
+	return []*hcmv3.HttpFilter{httpFilter("keyway.egress", egress), httpFilter("keyway.verdict", verdict), last}, nil
+}
+
+func luaFilter(source string) (*anypb.Any, error) {
+	return pack(&luav3.Lua{DefaultSourceCode: &corev3.DataSource{
+		Specifier: &corev3.DataSource_InlineString{InlineString: source},
+	}})
 }
 
 func explicitHTTP2(h2 *corev3.Http2ProtocolOptions) *httpv3.HttpProtocolOptions_ExplicitHttpConfig_ {

@@ -7,6 +7,8 @@ const (
 	MetadataNamespace = "envoy.filters.http.ext_authz"
 	// MetadataDecision holds the encoded Decision.
 	MetadataDecision = "decision"
+	// MetadataNative holds what native egress needs of the decision (Native).
+	MetadataNative = "native"
 	// MetadataDialect holds the client's dialect, for the error mappers.
 	MetadataDialect = "api"
 	// MetadataGroups holds the ranked clusters for the priority_group specifier.

@@ -19,6 +19,8 @@ import (
 // reply is what a client gets for one kind of answer that Envoy itself makes.
 // Envoy's own text names clusters and addresses, so it is never passed on.
 type reply struct {
+	// details, when given, begin the response code details.
+	details string
 	// from and to bound the status, inclusive.
 	from, to uint32
 	// flags, when given, must hold one of the response's flags.
@@ -36,6 +38,12 @@ var replies = []reply{
 	{
 		from: StatusAuthzError, to: StatusAuthzError, status: 503,
 		message:    "The gateway cannot admit requests at the moment. Try again in a second.",
+		openAIType: "service_unavailable_error", openAICode: string(domain.CodeUnavailable), anthropicType: "overloaded_error",
+	},
+	{
+		// The SK of a native channel is gone: our fault, not the client's key's.
+		details: DetailsNoCredential, from: 401, to: 401, status: 503,
+		message:    "The gateway has no credential for the provider of this model at the moment. Try again in a second.",
 		openAIType: "service_unavailable_error", openAICode: string(domain.CodeUnavailable), anthropicType: "overloaded_error",
 	},
 	{
@@ -121,6 +129,13 @@ func (r reply) mapper(dialect domain.Dialect) (*hcmv3.ResponseMapper, error) {
 	m := &hcmv3.ResponseMapper{Filter: statusIn(r.from, r.to)}
 	if len(r.flags) > 0 {
 		m.Filter = and(m.Filter, flag(r.flags...))
+	}
+	if r.details != "" {
+		begins, err := detailsBeginWith(r.details)
+		if err != nil {
+			return nil, err
+		}
+		m.Filter = and(m.Filter, begins)
 	}
 	status := r.status
 	var body map[string]any

@@ -24,8 +24,9 @@ func CheckRules(b *bootstrapv3.Bootstrap, res Resources, maxRequestBytes uint64)
 		}
 		egressUsers += used
 	}
-	if egressUsers != len(res.Clusters) {
-		problems = append(problems, fmt.Errorf("%d of %d channel clusters use the egress service", egressUsers, len(res.Clusters)))
+	// Each channel has one form of egress; that of native ones is their secret.
+	if forms := egressUsers + len(res.Secrets); forms != len(res.Clusters) {
+		problems = append(problems, fmt.Errorf("%d channel clusters have %d forms of egress", len(res.Clusters), forms))
 	}
 	for name, l := range res.Listeners {
 		raw, err := proto.Marshal(l)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"keyway/domain"
+	"keyway/envoy"
 	"keyway/secret"
 	"keyway/wire"
 )
@@ -32,26 +33,14 @@ type egressPlan struct {
 	patches []domain.Patch
 }
 
-// keptHeaders may go to a provider, and only these: every other header of a
-// client is ours, a credential, or nobody's business. Prefixes end in "-".
-var keptHeaders = []string{
-	"content-type", "content-length", "accept", "user-agent", "idempotency-key",
-	// Envoy's own header map: other parts still read these behind us.
-	"x-request-id", "transfer-encoding", "te",
-	"anthropic-", "openai-", "x-stainless-",
-}
-
-// perChannel headers are set from the channel, never passed on.
-var perChannelHeaders = []string{"openai-organization", "openai-project"}
-
 func keepsHeader(name string) bool {
 	if strings.HasPrefix(name, ":") {
 		return true
 	}
-	if slices.Contains(perChannelHeaders, name) {
+	if slices.Contains(envoy.PerChannelHeaders, name) {
 		return false
 	}
-	for _, kept := range keptHeaders {
+	for _, kept := range envoy.KeptHeaders {
 		if name == kept || (strings.HasSuffix(kept, "-") && strings.HasPrefix(name, kept)) {
 			return true
 		}

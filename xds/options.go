@@ -32,6 +32,9 @@ type Options struct {
 	Registerer prometheus.Registerer
 	// Build makes the Envoy resources; default envoy.Build.
 	Build func(*keywayv1.Config) (envoy.Resources, error)
+	// ResolveSecret turns the reference of a native channel's SK into the SK; an
+	// error, which must not hold any of it, withholds the channel. Nil resolves none.
+	ResolveSecret func(ref string) (string, error)
 	// AckWait is how long the services wait for the Envoys' ACK of new
 	// clusters; default 5s. It is several times a cluster's warm-up and
 	// bounds what one frozen Envoy can do to the region.

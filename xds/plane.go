@@ -27,7 +27,10 @@ type plane struct {
 	logger *slog.Logger
 	nodes  *nodes
 
-	listeners, routes, clusters, regions *set
+	listeners, routes, clusters, secrets, regions *set
+	// lost are the secrets that cannot be read; they are read again at secretsDue.
+	lost       map[string]bool
+	secretsDue time.Time
 
 	// accepted is the newest valid configuration and its Envoy resources.
 	accepted  *keywayv1.Config
@@ -76,6 +79,7 @@ func newPlane(s *Server) *plane {
 		listeners: newSet(resource.ListenerType),
 		routes:    newSet(resource.RouteType),
 		clusters:  newSet(resource.ClusterType),
+		secrets:   newSet(resource.SecretType),
 		regions:   newSet(config.RegionConfigType),
 		leaving:   make(map[string]time.Time),
 	}
@@ -90,6 +94,7 @@ func (p *plane) mux() *cache.MuxCache {
 			resource.ListenerType:   p.listeners.cache,
 			resource.RouteType:      p.routes.cache,
 			resource.ClusterType:    p.clusters.cache,
+			resource.SecretType:     p.secrets.cache,
 			config.RegionConfigType: p.regions.cache,
 		},
 	}
@@ -129,6 +134,9 @@ func (p *plane) restore(region string) bool {
 	}
 	p.floor = rc.GetVersion()
 	res, err := p.opts.Build(rc.GetConfig())
+	if err == nil {
+		err = p.readSecrets(res)
+	}
 	if err == nil {
 		err = p.serve(res)
 	}
@@ -225,7 +233,15 @@ func (p *plane) accept(cfg *keywayv1.Config, res envoy.Resources, wait patience)
 	if p.accepted != nil && p.rollout == nil && proto.Equal(cfg, p.accepted) {
 		return nil // a comment changed, or the good content came back
 	}
-	changed, err := put(p.clusters, res.Clusters)
+	if err := p.readSecrets(res); err != nil {
+		return err
+	}
+	return p.begin(cfg, res, wait)
+}
+
+// begin begins the rollout of cfg, whose secrets have been read.
+func (p *plane) begin(cfg *keywayv1.Config, res envoy.Resources, wait patience) error {
+	changed, err := put(p.clusters, p.withSecret(res))
 	if err != nil {
 		return fmt.Errorf("push clusters: %w", err)
 	}
@@ -239,9 +255,9 @@ func (p *plane) accept(cfg *keywayv1.Config, res envoy.Resources, wait patience)
 	return p.advance(now)
 }
 
-// serve puts all Envoy resources into the caches.
+// serve puts all Envoy resources, whose secrets have been read, into the caches.
 func (p *plane) serve(res envoy.Resources) error {
-	if _, err := put(p.clusters, res.Clusters); err != nil {
+	if _, err := put(p.clusters, p.withSecret(res)); err != nil {
 		return fmt.Errorf("push clusters: %w", err)
 	}
 	if _, err := put(p.routes, res.Routes); err != nil {
@@ -258,6 +274,9 @@ func (p *plane) nextDue(now time.Time) (time.Time, bool) {
 	times := slices.Collect(maps.Values(p.leaving))
 	if p.rollout != nil {
 		times = append(times, p.rollout.deadline)
+	}
+	if len(p.resources.Secrets) > 0 {
+		times = append(times, p.secretsDue)
 	}
 	// What is overdue waits for a node, not for a time.
 	times = slices.DeleteFunc(times, func(t time.Time) bool { return !t.After(now) })

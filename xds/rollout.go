@@ -16,6 +16,9 @@ import (
 // time and does nothing when there is nothing to do. An error is one of the
 // caches, which only a programming mistake causes.
 func (p *plane) advance(now time.Time) error {
+	if err := p.refreshSecrets(now); err != nil {
+		return err
+	}
 	if p.rollout != nil && p.clustersAnswered(now) {
 		if err := p.finish(now); err != nil {
 			return err
@@ -52,10 +55,11 @@ func (p *plane) clustersAnswered(now time.Time) bool {
 	return true
 }
 
-// wantedClusters are the versions of the accepted configuration's clusters.
+// wantedClusters are the versions of the accepted configuration's clusters, but
+// for those that have no secret.
 func (p *plane) wantedClusters() map[string]string {
 	wanted := make(map[string]string, len(p.resources.Clusters))
-	for name := range p.resources.Clusters {
+	for name := range p.withSecret(p.resources) {
 		wanted[name] = p.clusters.versions[name]
 	}
 	return wanted
@@ -99,6 +103,11 @@ func (p *plane) removalGrace() time.Duration {
 // channels whose cluster an Envoy lacks, if that is news to them.
 func (p *plane) publish() error {
 	lacking := p.nodes.lacking(p.wantedClusters())
+	for name := range p.resources.Clusters {
+		if p.withoutSecret(name) {
+			lacking = append(lacking, name)
+		}
+	}
 	cfg, withheld := without(p.accepted, lacking)
 	p.floor = max(p.floor, p.nodes.highestReported())
 	current := p.published.GetVersion()
@@ -115,7 +124,7 @@ func (p *plane) publish() error {
 	}
 	p.withheld = withheld
 	if len(withheld) > 0 {
-		p.logger.Error("channels are withheld: an Envoy refused their cluster", "channels", withheld)
+		p.logger.Error("channels are withheld: an Envoy refused their cluster, or they have no credential", "channels", withheld)
 	}
 	p.logger.Info("configuration published", "version", rc.GetVersion())
 	return p.tell(rc)
@@ -170,5 +179,5 @@ func (p *plane) dropLeft(now time.Time) error {
 	if err := p.clusters.remove(due); err != nil {
 		return fmt.Errorf("remove clusters: %w", err)
 	}
-	return nil
+	return p.dropSecrets(due)
 }

@@ -24,7 +24,7 @@ type Status struct {
 	// when it is the one served.
 	ConfigErrors []string `json:"config_errors"`
 	// Withheld are channels that the services are not told of, because an
-	// Envoy refused their cluster.
+	// Envoy refused their cluster or because their SK cannot be read.
 	Withheld []string `json:"withheld_channels"`
 	// Leaving are clusters that no service names any more and that still
 	// serve their last streams.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"keyway/secret"
 	"keyway/xds"
 )
 
@@ -57,9 +58,14 @@ func runXDS(cmd *cobra.Command, f xdsFlags) error {
 		return err
 	}
 	p.health.Set("config", errNoConfigServed)
+	secrets := secret.NewResolver(secret.Options{})
 	server, err := xds.New(xds.Options{
 		ConfigFile: f.Config, StateFile: f.State, ListenXDS: f.Listen, AckWait: f.AckWait, RemovalGrace: f.RemovalGrace,
 		Logger: p.logger, Registerer: p.registry,
+		ResolveSecret: func(ref string) (string, error) {
+			sk, err := secrets.Resolve(ref)
+			return sk.Reveal(), err
+		},
 		// It listens once it serves a configuration, and never loses that again.
 		OnListen: func(net.Addr) { p.health.Set("config", nil) },
 	})

@@ -610,7 +610,12 @@ type Channel struct {
 	// Cost is what the provider charges here relative to the other channels of a
 	// model, as a decimal above 0 and up to 1000 ("0.8"); default 1. It steers
 	// routing only; what clients pay is the model's price.
-	Cost          string `protobuf:"bytes,12,opt,name=cost,proto3" json:"cost,omitempty"`
+	Cost string `protobuf:"bytes,12,opt,name=cost,proto3" json:"cost,omitempty"`
+	// Egress is what sets credential, path and body of an attempt: "ext_proc"
+	// (default), the extproc service, or "native", Envoy itself, which costs less
+	// and needs xds to read the SK. A native channel with slots is only ever a
+	// request's first choice: nobody could take its slot for a later attempt.
+	Egress        string `protobuf:"bytes,15,opt,name=egress,proto3" json:"egress,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -725,6 +730,13 @@ func (x *Channel) GetCooldown() string {
 func (x *Channel) GetCost() string {
 	if x != nil {
 		return x.Cost
+	}
+	return ""
+}
+
+func (x *Channel) GetEgress() string {
+	if x != nil {
+		return x.Egress
 	}
 	return ""
 }
@@ -2058,7 +2070,7 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\x0fconnect_timeout\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x0econnectTimeout\x12\x17\n" +
 	"\aca_file\x18\x06 \x01(\tR\x06caFile\x12\x12\n" +
 	"\x04http\x18\a \x01(\tR\x04http\x12+\n" +
-	"\x11anthropic_version\x18\b \x01(\tR\x10anthropicVersion\"\xdd\x02\n" +
+	"\x11anthropic_version\x18\b \x01(\tR\x10anthropicVersion\"\xf5\x02\n" +
 	"\aChannel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bprovider\x18\x02 \x01(\tR\bprovider\x12\x16\n" +
@@ -2072,7 +2084,8 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\fstream_usage\x18\n" +
 	" \x01(\tR\vstreamUsage\x12\x1a\n" +
 	"\bcooldown\x18\v \x01(\tR\bcooldown\x12\x12\n" +
-	"\x04cost\x18\f \x01(\tR\x04cost\">\n" +
+	"\x04cost\x18\f \x01(\tR\x04cost\x12\x16\n" +
+	"\x06egress\x18\x0f \x01(\tR\x06egress\">\n" +
 	"\fChannelModel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bupstream\x18\x02 \x01(\tR\bupstream\"\xd6\x03\n" +
