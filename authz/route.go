@@ -27,6 +27,7 @@ const (
 	leftPinned  = "did not make what the request continues"
 	leftKey     = "the key may not use the model"
 	leftPlace   = "more candidates than a request may have"
+	leftNative  = "a native channel with slots is only ever the first choice"
 	leftOut     = "out of order until its operator acts (%s)"
 	leftCooling = "cooling for %s (%s)"
 )
@@ -159,6 +160,8 @@ func (s *Server) add(r *route, a ask, model domain.Model, most int) {
 		case standing.LeftOut != "":
 		case len(r.picks) >= most:
 			standing.LeftOut = leftPlace
+		case len(r.picks) > 0 && channels[ranked.Index].Egress == domain.EgressNative && channels[ranked.Index].Slots > 0:
+			standing.LeftOut = leftNative
 		default:
 			r.picks = append(r.picks, pick{channels[ranked.Index], model, trials[ranked.Index]})
 		}

@@ -95,11 +95,11 @@ func TestCompile(t *testing.T) {
 			"vendor-a": {
 				Name: "vendor-a", Provider: vendor, SecretRef: "file:/run/secrets/vendor-a", Priority: 1, Weight: 3, Slots: 40,
 				Models:       map[string]string{"team/model:latest": "model-2026", "small": "small"},
-				Organization: "org-1", Project: "proj-1", Account: "3b89daaa", Cost: 0.8,
+				Organization: "org-1", Project: "proj-1", Account: "3b89daaa", Cost: 0.8, Egress: domain.EgressNative,
 			},
 			"plain-a": {
 				Name: "plain-a", Provider: plain, SecretRef: "env:PLAIN_KEY", Weight: 1,
-				Models: map[string]string{"small": "tiny"}, InjectUsage: true, Account: "e8b34922", Cost: 1,
+				Models: map[string]string{"small": "tiny"}, InjectUsage: true, Account: "e8b34922", Cost: 1, Egress: domain.EgressExtProc,
 			},
 		},
 		Policies: map[string]domain.Policy{

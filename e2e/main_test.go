@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"keyway/domain"
 )
 
 // chaosFor is how long the chaos runs: half a minute with every test run, which
@@ -17,6 +19,9 @@ var chaosFor = flag.Duration("chaos", 30*time.Second, "how long TestChaos runs")
 // drifts is how many requests end in each way in the drills of drift: a hundred
 // with every test run, a thousand by `make drills`.
 var drifts = flag.Int("drifts", 100, "how many requests end in each way in the drills of drift")
+
+// egressForm is the form in which all channels of the test regions go out.
+var egressForm = flag.String("egress", string(domain.EgressExtProc), "form of egress of the test regions' channels: ext_proc or native")
 
 // binary is the keyway that all tests run.
 var binary string

@@ -6,8 +6,11 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"text/template"
+
+	"keyway/domain"
 )
 
 // configValues change the configuration of a region.
@@ -17,6 +20,11 @@ type configValues struct {
 	// Ceiling is that of the region, YAML; "" is none.
 	Ceiling string
 }
+
+var (
+	channelLines = regexp.MustCompile(`(?m)^(  - \{name: [^,]+, provider: [^,]+), (secret: )`)
+	wideSlots    = regexp.MustCompile(`, slots: \d{3,}`)
+)
 
 // writeConfig writes the configuration file; xds picks it up by itself.
 func (s *stack) writeConfig(v configValues) error {
@@ -55,8 +63,14 @@ func (s *stack) writeConfig(v configValues) error {
 	if err := configTemplate.Execute(&out, data); err != nil {
 		return err
 	}
+	content := out.String()
+	if domain.Egress(*egressForm) == domain.EgressNative {
+		content = channelLines.ReplaceAllString(content, "$1, egress: native, $2")
+		// With slots, a native channel would never be a fallback.
+		content = wideSlots.ReplaceAllString(content, "")
+	}
 	next := s.config + ".next"
-	if err := os.WriteFile(next, out.Bytes(), 0o600); err != nil {
+	if err := os.WriteFile(next, []byte(content), 0o600); err != nil {
 		return err
 	}
 	return os.Rename(next, s.config)

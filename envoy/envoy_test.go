@@ -32,6 +32,8 @@ func testConfig() *keywayv1.Config {
 	channel := func(name string) *keywayv1.Channel {
 		return &keywayv1.Channel{Name: name, Provider: name, Secret: "env:SK", Weight: 1, Models: []*keywayv1.ChannelModel{{Name: "m", Upstream: "m"}}}
 	}
+	native := channel("native")
+	native.Egress, native.Organization = string(domain.EgressNative), "an \"org\""
 	return &keywayv1.Config{
 		Region:   "test",
 		Listener: &keywayv1.Listener{Address: "127.0.0.1", Port: 18080},
@@ -41,8 +43,9 @@ func testConfig() *keywayv1.Config {
 			provider("tls-address", "https://192.0.2.7:8443/v1", "auto"),
 			provider("clear", "http://127.0.0.1:9/v1", "http1"),
 			provider("clear-h2", "http://localhost:9/v1", "http2"),
+			provider("native", "https://api.example.com/v1", "auto"),
 		},
-		Channels: []*keywayv1.Channel{channel("tls-name"), channel("tls-address"), channel("clear"), channel("clear-h2")},
+		Channels: []*keywayv1.Channel{channel("tls-name"), channel("tls-address"), channel("clear"), channel("clear-h2"), native},
 	}
 }
 
