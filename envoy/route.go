@@ -21,6 +21,10 @@ const (
 	retryMaxMillis  = 50
 )
 
+// patchRoom is how many bytes a channel's patches may add to the largest body
+// where Envoy itself applies them: it holds the result to the same limit.
+const patchRoom = 64 << 10
+
 // ingressRoute sends attempt n of a request to the nth cluster of its ranked list.
 func ingressRoute(cfg *keywayv1.Config) (*routev3.RouteConfiguration, error) {
 	specifier, err := pack(&priorityv3.PriorityGroupClusterSpecifier{
@@ -48,7 +52,7 @@ func ingressRoute(cfg *keywayv1.Config) (*routev3.RouteConfiguration, error) {
 				Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
 				// The retry check still sees it; the client never does.
 				ResponseHeadersToRemove: []string{HeaderRetry},
-				RequestBodyBufferLimit:  wrapperspb.UInt64(cfg.GetLimits().GetMaxRequestBytes()),
+				RequestBodyBufferLimit:  wrapperspb.UInt64(cfg.GetLimits().GetMaxRequestBytes() + patchRoom),
 				Action: &routev3.Route_Route{Route: &routev3.RouteAction{
 					ClusterSpecifier: &routev3.RouteAction_InlineClusterSpecifierPlugin{InlineClusterSpecifierPlugin: &routev3.ClusterSpecifierPlugin{
 						Extension: &corev3.TypedExtensionConfig{
