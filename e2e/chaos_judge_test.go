@@ -246,15 +246,20 @@ func (j *judge) brokeAny(s *seen, attempts []fakeprovider.Record) bool {
 
 var (
 	streamEnd = []byte("data: [DONE]\n\n")
+	frameEnd  = []byte("}\n\n")
+	noUsage   = []byte(`,"usage":null`)
 	choices   = []byte(`"choices":`)
 )
 
 // sentDigest is the digest of what the provider sent if the client got all of
-// it: the usage chunk that the gateway asked for, and took out, is put back.
+// it: the usage chunk that the gateway asked for, and took out, is put back, and
+// so is the member of the other chunks that says that they have none.
 func (s *seen) sentDigest(a fakeprovider.Record) string {
 	sum, answer := sha256.New(), s.body
 	if at := bytes.Index(answer, choices); s.req.injected && s.status == 200 && s.events && at >= 0 && bytes.HasSuffix(answer, streamEnd) {
-		sum.Write(answer[:len(answer)-len(streamEnd)])
+		chunks := bytes.ReplaceAll(answer[:len(answer)-len(streamEnd)], frameEnd, slices.Concat(noUsage, frameEnd))
+		// A chunk too large to be held is passed as it is.
+		sum.Write(bytes.ReplaceAll(chunks, slices.Concat(noUsage, noUsage), noUsage))
 		sum.Write(answer[:at])
 		sum.Write([]byte(`"choices":[],"usage":` + s.usageOf(a) + "}\n\n"))
 		answer = streamEnd
