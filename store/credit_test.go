@@ -63,9 +63,9 @@ func TestBalanceIsSettled(t *testing.T) {
 	s, o := shared(t), newTenant()
 	spent := func() int64 {
 		t.Helper()
-		n, err := s.counter(t.Context(), identityTag(o.identity)+":"+domain.BalanceCounter(o.identity))
+		n, err := s.values(t.Context(), identityTag(o.identity)+":"+domain.BalanceCounter(o.identity))
 		require.NoError(t, err)
-		return n
+		return n[0]
 	}
 	request := func(micros int64) domain.Decision { return o.decide(domain.BalanceHold(o.identity, micros)) }
 	refusal(t, s, request(1)) // nothing was paid in

@@ -4,9 +4,11 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"os"
+	"strconv"
 	"testing"
 	"time"
 
@@ -24,6 +26,13 @@ var sharedURL string
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
+	// So many worlds for one look at how many steps were made; conserve goes on
+	// until there are enough. A number on the command line still counts.
+	if err := flag.Set("rapid.checks", strconv.Itoa(worldsAtOnce)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	flag.Parse()
 	sharedURL = os.Getenv("KEYWAY_REDIS_URL")
 	if sharedURL == "" {
 		server, err := storetest.Launch()

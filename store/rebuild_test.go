@@ -109,9 +109,9 @@ func (b *book) windows(t *testing.T) map[string]int64 {
 	t.Helper()
 	got := map[string]int64{}
 	for _, h := range b.holding(0, 0).Holds {
-		value, err := b.counter(t.Context(), bucketKey(b.identity, h))
+		value, err := b.values(t.Context(), bucketKey(b.identity, h))
 		require.NoError(t, err)
-		got[string(h.Kind)+" "+string(h.Scope)] = value
+		got[string(h.Kind)+" "+string(h.Scope)] = value[0]
 	}
 	return got
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -77,13 +78,13 @@ func (s *Store) Counters(ctx context.Context, identity string, channels ...strin
 		for _, channel := range channels {
 			keys = append(keys, slotKey(channel))
 		}
-		for _, key := range keys {
-			value, err := s.counter(ctx, key)
-			if err != nil {
-				return err
-			}
+		values, err := s.values(ctx, keys...)
+		if err != nil {
+			return err
+		}
+		for i, value := range values {
 			if value > 0 {
-				counters[key] = value
+				counters[keys[i]] = value
 			}
 		}
 		return nil
@@ -120,46 +121,69 @@ func scanNode(ctx context.Context, node redis.Cmdable, pattern string) ([]string
 	return keys, iter.Err()
 }
 
-// counter reads one bucket; 0 for a key that is none.
-func (s *Store) counter(ctx context.Context, key string) (int64, error) {
-	_, name, _ := strings.Cut(key, "}:")
-	kind, _, _ := strings.Cut(name, ":")
-	switch kind {
-	case "rpm", "tpm":
-		return s.rateCounter(ctx, key)
-	case "inflight", "slot":
-		now, err := s.client.Time(ctx).Result()
-		if err != nil {
-			return 0, err
-		}
-		return s.client.ZCount(ctx, key, "("+strconv.FormatInt(now.UnixMilli(), 10), "+inf").Result()
-	case "budget", "images":
-		value, err := s.client.Get(ctx, key).Int64()
-		if errors.Is(err, redis.Nil) {
-			return 0, nil
-		}
-		return value, err
-	}
-	return 0, nil
-}
-
-// rateCounter drains a bucket to now, as the scripts do.
-func (s *Store) rateCounter(ctx context.Context, key string) (int64, error) {
+// values reads buckets, in the order of keys; 0 for a key that is none.
+func (s *Store) values(ctx context.Context, keys ...string) ([]int64, error) {
 	now, err := s.client.Time(ctx).Result()
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	value, err := s.client.Get(ctx, key).Result()
-	if errors.Is(err, redis.Nil) {
-		return 0, nil
+	values := make([]int64, 0, len(keys))
+	for chunk := range slices.Chunk(keys, readChunk) {
+		pipe := s.client.Pipeline()
+		cmds := make([]redis.Cmder, len(chunk))
+		for i, key := range chunk {
+			cmds[i] = readValue(ctx, pipe, key, now)
+		}
+		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+			return nil, err
+		}
+		for i, cmd := range cmds {
+			value, err := valueOf(cmd, chunk[i], now)
+			if err != nil {
+				return nil, fmt.Errorf("read %s: %w", chunk[i], err)
+			}
+			values = append(values, value)
+		}
 	}
-	if err != nil {
-		return 0, err
+	return values, nil
+}
+
+// kindOf is the kind of bucket, slots included, that key names; others have some other word there.
+func kindOf(key string) string {
+	_, name, _ := strings.Cut(key, "}:")
+	kind, _, _ := strings.Cut(name, ":")
+	return kind
+}
+
+// readValue asks for one bucket; nil for a key that is none.
+func readValue(ctx context.Context, pipe redis.Pipeliner, key string, now time.Time) redis.Cmder {
+	switch kindOf(key) {
+	case "rpm", "tpm", "budget", "images":
+		return pipe.Get(ctx, key)
+	case "inflight", "slot":
+		return pipe.ZCount(ctx, key, "("+strconv.FormatInt(now.UnixMilli(), 10), "+inf")
 	}
-	var used, at, limit int64
-	if _, err := fmt.Sscanf(value, "%d %d %d", &used, &at, &limit); err != nil {
-		return 0, fmt.Errorf("read %s: %w", key, err)
+	return nil
+}
+
+// valueOf reads the answer. A rate bucket is drained to now, as the scripts do.
+func valueOf(cmd redis.Cmder, key string, now time.Time) (int64, error) {
+	switch cmd := cmd.(type) {
+	case *redis.IntCmd:
+		return cmd.Result()
+	case *redis.StringCmd:
+		if errors.Is(cmd.Err(), redis.Nil) {
+			return 0, nil
+		}
+		if kind := kindOf(key); kind != "rpm" && kind != "tpm" {
+			return cmd.Int64()
+		}
+		var used, at, limit int64
+		if _, err := fmt.Sscanf(cmd.Val(), "%d %d %d", &used, &at, &limit); err != nil {
+			return 0, err
+		}
+		left := used - max(0, now.UnixMilli()-at)*limit
+		return (max(0, left) + rateUnits - 1) / rateUnits, nil
 	}
-	left := used - max(0, now.UnixMilli()-at)*limit
-	return (max(0, left) + rateUnits - 1) / rateUnits, nil
+	return 0, nil
 }

@@ -74,6 +74,8 @@ func Launch(args ...string) (*Server, error) { return Kind{}.launch(withDefaults
 
 func withDefaults(args []string) []string {
 	return append([]string{
+		// A replica need not wait for others that might come.
+		"--repl-diskless-sync-delay", "0",
 		"--save", "", "--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction",
 	}, args...)
 }
