@@ -45,7 +45,7 @@ func (x *exchange) run() End {
 	}
 	switch parsed.op {
 	case opStored:
-		return x.playStored(parsed)
+		return x.playStored(parsed, raw)
 	case opFiles:
 		return x.playFile(parsed, len(raw))
 	}

@@ -1,6 +1,7 @@
 package fakeprovider
 
 import (
+	"encoding/json"
 	"net/http"
 	"strconv"
 	"strings"
@@ -45,7 +46,7 @@ func (f *Face) forget(id string) {
 
 // playStored answers what is asked of a stored response: of one that this face
 // made, as an account knows its own only.
-func (x *exchange) playStored(c *call) End {
+func (x *exchange) playStored(c *call, raw []byte) End {
 	_, rest, _ := strings.Cut(x.r.URL.Path, "/responses/")
 	id, action, _ := strings.Cut(rest, "/")
 	k, ok := x.face.recall(id)
@@ -55,7 +56,10 @@ func (x *exchange) playStored(c *call) End {
 	body := func(text string) answer {
 		return answer{status: http.StatusOK, contentType: "application/json", frames: [][]byte{[]byte(text)}}
 	}
-	k.call.stream = x.r.URL.Query().Get("stream") == "true"
+	// OpenAI's Go SDK asks for the stream in the body of the GET, the others in the query.
+	var asked struct{ Stream bool }
+	_ = json.Unmarshal(raw, &asked) // there is rarely one
+	k.call.stream = asked.Stream || x.r.URL.Query().Get("stream") == "true"
 	switch request := x.r.Method + " " + action; request {
 	case "GET ":
 		a := render(&k.call, &k.script)

@@ -68,6 +68,20 @@ func (r *run) call(ctx context.Context, hc *http.Client) error {
 		return r.messages(ctx, anthropic)
 	case sdkcase.CountTokens:
 		return r.countTokens(ctx, anthropic)
+	case sdkcase.AnthropicModels:
+		return r.anthropicModels(ctx, anthropic)
+	case sdkcase.Models:
+		return r.models(ctx, openAI)
+	case sdkcase.Stored:
+		return r.stored(ctx, openAI)
+	case sdkcase.InputTokens:
+		return r.inputTokens(ctx, openAI)
+	case sdkcase.Speech:
+		return r.speech(ctx, openAI)
+	case sdkcase.Transcriptions:
+		return r.transcriptions(ctx, openAI)
+	case sdkcase.Images:
+		return r.images(ctx, openAI)
 	}
 	return fmt.Errorf("call operation %q: unknown", r.API)
 }

@@ -5,8 +5,10 @@
 // The SDKs are used as any program would use them; their documented fetch
 // option only counts requests and notes response headers.
 
+import { createHash } from 'node:crypto';
+
 import Anthropic from '@anthropic-ai/sdk';
-import OpenAI from 'openai';
+import OpenAI, { toFile } from 'openai';
 
 const baseURL = process.env.KEYWAY_BASE_URL.replace(/\/+$/, '');
 const apiKey = process.env.KEYWAY_API_KEY;
@@ -229,8 +231,56 @@ class Run {
     Object.assign(this.result, { model: done.model, embeddings, usage: done.usage });
   }
 
+  async models(client) {
+    const names = [];
+    for await (const model of client.models.list()) names.push(model.id);
+    this.result.text = names.join(',');
+    this.result.model = (await client.models.retrieve(this.model)).id;
+  }
+
+  async anthropic_models(client) {
+    const names = [];
+    for await (const model of client.models.list({ limit: 2 })) names.push(model.id);
+    this.result.text = names.join(',');
+    this.result.model = (await client.models.retrieve(this.model)).id;
+  }
+
+  async stored(client) {
+    const made = await client.responses.create({ model: this.model, input: this.case.prompt ?? '' });
+    this.response(await client.responses.retrieve(made.id));
+    for await (const event of await client.responses.retrieve(made.id, { stream: true })) {
+      this.result.last_event = event.type;
+      this.chunk();
+    }
+    let items = 0;
+    for await (const _ of client.responses.inputItems.list(made.id)) items++;
+    if (items !== 1) throw new Error(`the response has ${items} input items`);
+    this.result.finish_reason = (await client.responses.cancel(made.id)).status;
+    await client.responses.delete(made.id);
+  }
+
+  async input_tokens(client) {
+    this.result.usage = await client.responses.inputTokens.count({ model: this.model, input: this.case.prompt ?? '' });
+  }
+
+  async speech(client) {
+    const done = await client.audio.speech.create({ model: this.model, voice: 'alloy', input: this.case.prompt ?? '' });
+    this.result.text = createHash('sha256').update(Buffer.from(await done.arrayBuffer())).digest('hex');
+  }
+
+  async transcriptions(client) {
+    const file = await toFile(Buffer.from('ID3 sound'), 'a.mp3');
+    const done = await client.audio.transcriptions.create({ model: this.model, file, prompt: this.case.prompt ?? '' });
+    Object.assign(this.result, { text: done.text, usage: done.usage });
+  }
+
+  async images(client) {
+    const done = await client.images.generate({ model: this.model, prompt: this.case.prompt ?? '', n: 2 });
+    Object.assign(this.result, { text: String(done.data.length), usage: done.usage });
+  }
+
   async run() {
-    const anthropic = ['messages', 'count_tokens'].includes(this.case.api);
+    const anthropic = ['messages', 'count_tokens', 'anthropic_models'].includes(this.case.api);
     try {
       const client = anthropic
         ? new Anthropic(this.clientOptions(baseURL))

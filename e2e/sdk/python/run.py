@@ -5,6 +5,7 @@ same order. The fields are documented in the Go package e2e/sdk/sdkcase. The
 SDKs are used as any program would use them: only base URL and key are set.
 """
 
+import hashlib
 import json
 import os
 import sys
@@ -234,10 +235,47 @@ class Run:
         done = client.embeddings.create(model=self.model, input=inputs, **kwargs)
         self.result.update(model=done.model, embeddings=[item.embedding for item in done.data], usage=dump(done.usage))
 
+    def models(self, client):
+        self.result["text"] = ",".join(model.id for model in client.models.list())
+        self.result["model"] = client.models.retrieve(self.model).id
+
+    def anthropic_models(self, client):
+        self.result["text"] = ",".join(model.id for model in client.models.list(limit=2))
+        self.result["model"] = client.models.retrieve(self.model).id
+
+    def stored(self, client):
+        made = client.responses.create(model=self.model, input=self.case.get("prompt", ""))
+        self.response(client.responses.retrieve(made.id))
+        for event in client.responses.retrieve(made.id, stream=True):
+            self.result["last_event"] = event.type
+            self.chunk()
+        if len(list(client.responses.input_items.list(made.id))) != 1:
+            raise ValueError("the response has another number of input items")
+        self.result["finish_reason"] = client.responses.cancel(made.id).status
+        client.responses.delete(made.id)
+
+    def input_tokens(self, client):
+        done = client.responses.input_tokens.count(model=self.model, input=self.case.get("prompt", ""))
+        self.result["usage"] = dump(done)
+
+    def speech(self, client):
+        done = client.audio.speech.create(model=self.model, voice="alloy", input=self.case.get("prompt", ""))
+        self.result["text"] = hashlib.sha256(done.read()).hexdigest()
+
+    def transcriptions(self, client):
+        done = client.audio.transcriptions.create(
+            model=self.model, file=("a.mp3", b"ID3 sound"), prompt=self.case.get("prompt", "")
+        )
+        self.result.update(text=done.text, usage=dump(done.usage))
+
+    def images(self, client):
+        done = client.images.generate(model=self.model, prompt=self.case.get("prompt", ""), n=2)
+        self.result.update(text=str(len(done.data)), usage=dump(done.usage))
+
     def run(self):
         api = self.case["api"]
         try:
-            if api in ("messages", "count_tokens"):
+            if api in ("messages", "count_tokens", "anthropic_models"):
                 with anthropic.Anthropic(**self.options(anthropic, BASE_URL)) as client:
                     getattr(self, api)(client)
             else:

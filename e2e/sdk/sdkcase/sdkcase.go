@@ -23,6 +23,19 @@ const (
 	Messages    API = "messages"
 	CountTokens API = "count_tokens"
 	Embeddings  API = "embeddings"
+	InputTokens API = "input_tokens"
+	// Models and AnthropicModels list all models, the latter two a page; the
+	// result's Text is their names with commas between. Then they get the case's own.
+	Models          API = "models"
+	AnthropicModels API = "anthropic_models"
+	// Stored makes a response, reads it whole and as a stream, lists its input,
+	// cancels it (FinishReason is then its status) and deletes it.
+	Stored API = "stored"
+	// Speech has the SHA-256 of the sound, in hex, for its Text.
+	Speech         API = "speech"
+	Transcriptions API = "transcriptions"
+	// Images asks for two; Text is how many came.
+	Images API = "images"
 )
 
 // Case is one call of an SDK. Zero fields are left to the SDK's default,
