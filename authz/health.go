@@ -22,9 +22,12 @@ type Cooldowns interface {
 	ClaimTrial(ctx context.Context, t domain.Trial) (bool, error)
 }
 
-// ChannelStats are the moving averages that the region has learned of channels.
+// ChannelStats are the moving averages that the region has learned of channels,
+// and how busy they are.
 type ChannelStats interface {
 	ChannelStats(ctx context.Context, channels []string) (map[domain.ChannelClass]domain.ChannelStat, error)
+	// SlotsInUse counts the slots that are taken, by the order of channels.
+	SlotsInUse(ctx context.Context, channels []string) ([]int64, error)
 }
 
 const (
@@ -57,6 +60,9 @@ type healthTable struct {
 	at        time.Time
 	cooldowns map[domain.ChannelClass]domain.Cooldown
 	stats     map[domain.ChannelClass]domain.ChannelStat
+	statsAt   time.Time
+	// inUse counts the slots that are taken, of channels that have any.
+	inUse map[string]int64
 }
 
 var unknownHealth = &healthTable{}
@@ -85,7 +91,9 @@ func (t *healthTable) of(channel domain.Channel, class string, now time.Time) do
 	}
 	if s, known := t.stats[domain.ChannelClass{Channel: channel.Name, Class: class}]; known {
 		worst.ErrorRate, worst.TTFT = s.ErrorRate, s.TTFT
+		worst.QuotaLeft, worst.QuotaEnds = s.QuotaLeft, max(s.QuotaEnds-now.Sub(t.statsAt), 0)
 	}
+	worst.InUse = t.inUse[channel.Name]
 	return worst
 }
 
@@ -94,9 +102,8 @@ func (t *healthTable) of(channel domain.Channel, class string, now time.Time) do
 func (h *health) run(ctx context.Context) {
 	ticker := time.NewTicker(healthPeriod)
 	defer ticker.Stop()
-	var statsAt time.Time
 	for {
-		h.refresh(ctx, &statsAt)
+		h.refresh(ctx)
 		h.metrics.observeChannels(h.table().states(h.channels(), h.now()))
 		select {
 		case <-ctx.Done():
@@ -122,7 +129,7 @@ func (h *health) follow(ctx context.Context) error {
 }
 
 // refresh reads the book, and the averages when they are due.
-func (h *health) refresh(ctx context.Context, statsAt *time.Time) {
+func (h *health) refresh(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
 	old := h.table()
@@ -132,13 +139,16 @@ func (h *health) refresh(ctx context.Context, statsAt *time.Time) {
 	}
 	// What is left was reckoned while the read ran, so counting from its end
 	// never sends a request too early.
-	next := &healthTable{at: h.now(), cooldowns: make(map[domain.ChannelClass]domain.Cooldown, len(all)), stats: old.stats}
+	next := &healthTable{
+		at: h.now(), cooldowns: make(map[domain.ChannelClass]domain.Cooldown, len(all)),
+		stats: old.stats, statsAt: old.statsAt, inUse: old.inUse,
+	}
 	for _, c := range all {
 		next.cooldowns[c.ChannelClass] = c
 	}
-	if next.at.Sub(*statsAt) >= statsPeriod {
+	if next.at.Sub(old.statsAt) >= statsPeriod {
 		if stats, err := h.stats.ChannelStats(ctx, slices.Collect(maps.Keys(h.channels()))); err == nil {
-			next.stats, *statsAt = stats, next.at
+			next.stats, next.statsAt, next.inUse = stats, next.at, h.slotsInUse(ctx)
 		}
 	}
 	h.last.Store(next)
@@ -157,6 +167,25 @@ func (t *healthTable) states(channels map[string]domain.Channel, now time.Time) 
 		}
 	}
 	return states
+}
+
+// slotsInUse counts the slots of the channels that have any; nil where nobody knows.
+func (h *health) slotsInUse(ctx context.Context) map[string]int64 {
+	var limited []string
+	for name, c := range h.channels() {
+		if c.Slots > 0 {
+			limited = append(limited, name)
+		}
+	}
+	used, err := h.stats.SlotsInUse(ctx, limited)
+	if err != nil || len(used) != len(limited) {
+		return nil
+	}
+	counts := make(map[string]int64, len(limited))
+	for i, name := range limited {
+		counts[name] = used[i]
+	}
+	return counts
 }
 
 // trialMargin is added to the first-byte limit: the answer's first output may

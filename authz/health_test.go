@@ -36,13 +36,16 @@ func (f *fakeCooldowns) ChannelStats(context.Context, []string) (map[domain.Chan
 	return map[domain.ChannelClass]domain.ChannelStat{{Channel: "a", Class: "m"}: {ErrorRate: 0.5, TTFT: time.Second}}, f.err
 }
 
+func (f *fakeCooldowns) SlotsInUse(_ context.Context, channels []string) ([]int64, error) {
+	return make([]int64, len(channels)), f.err
+}
+
 // know has the fixture's server read a book.
 func (f *fixture) know(book ...domain.Cooldown) *fakeCooldowns {
 	known := &fakeCooldowns{book: book, grants: map[string]bool{}}
 	h := f.server.channelHealth
 	h.from, h.stats = known, known
-	var never time.Time
-	h.refresh(context.Background(), &never)
+	h.refresh(context.Background())
 	return known
 }
 
@@ -104,8 +107,7 @@ func TestHealthOutlivesTheStore(t *testing.T) {
 	f := newFixture(t)
 	known := f.know(against("a", "m", time.Minute))
 	known.err = domain.ErrStoreDown
-	var never time.Time
-	f.server.channelHealth.refresh(t.Context(), &never)
+	f.server.channelHealth.refresh(t.Context())
 	table := f.server.channelHealth.table()
 	assert.Equal(t, domain.HealthCooling, table.of(domain.Channel{Name: "a"}, "m", now).State)
 	assert.Equal(t, domain.HealthTrial, table.of(domain.Channel{Name: "a"}, "m", now.Add(time.Minute)).State)

@@ -129,7 +129,7 @@ func (s *Server) add(r *route, a ask, model domain.Model, most int) {
 		h := table.of(c, model.Class, now)
 		o := routing.Option{
 			Channel: c.Name, Priority: c.Priority, Weight: c.Weight, Cost: c.Cost, Slots: c.Slots,
-			ErrorRate: h.ErrorRate, TTFT: h.TTFT,
+			ErrorRate: h.ErrorRate, TTFT: h.TTFT, InUse: h.InUse, WindowLeft: h.QuotaLeft, WindowEnds: h.QuotaEnds,
 		}
 		switch {
 		case !c.Provider.Speaks(a.api.Dialect()):

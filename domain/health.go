@@ -77,6 +77,12 @@ type ChannelHealth struct {
 	ErrorRate float64
 	// TTFT is the moving average of the time to the first byte of streams; 0 is unknown.
 	TTFT time.Duration
+	// QuotaLeft is the unused share of the account's rate limit, 0 to 1, and
+	// QuotaEnds the time until it is whole again; 0 is unknown.
+	QuotaLeft float64
+	QuotaEnds time.Duration
+	// InUse is how many of the channel's slots are taken.
+	InUse int64
 }
 
 // Cooldown is what the region knows against a channel, as it was read.
@@ -147,10 +153,18 @@ type ChannelSample struct {
 	// TTFT is the sum over Timed streams.
 	TTFT  time.Duration
 	Timed int64
+	// QuotaLeft and QuotaEnds are what the last answer said of the account's rate
+	// limit (see ChannelHealth); 0 is nothing.
+	QuotaLeft float64
+	QuotaEnds time.Duration
 }
 
-// ChannelStat are the moving averages of one class at a channel.
+// ChannelStat are the moving averages of one class at a channel, and what is
+// left of its quota.
 type ChannelStat struct {
 	ErrorRate float64
 	TTFT      time.Duration
+	// QuotaLeft and QuotaEnds are as in ChannelHealth, at the time of the read.
+	QuotaLeft float64
+	QuotaEnds time.Duration
 }

@@ -58,6 +58,14 @@ type evidence struct {
 	over map[domain.ChannelClass]struct{}
 	open []domain.Trial
 	sums map[domain.ChannelClass]domain.ChannelSample
+	// quotas are what answers said last of rate limits.
+	quotas map[domain.ChannelClass]quota
+}
+
+// quota is what is left of an account's rate limit, and when it is whole again.
+type quota struct {
+	left  float64
+	whole time.Time
 }
 
 // init makes what is empty at first; it returns e.
@@ -67,6 +75,7 @@ func (e *evidence) init() *evidence {
 	e.waiting = make(map[domain.ChannelClass]dated)
 	e.over = make(map[domain.ChannelClass]struct{})
 	e.sums = make(map[domain.ChannelClass]domain.ChannelSample)
+	e.quotas = make(map[domain.ChannelClass]quota)
 	return e
 }
 
@@ -134,6 +143,19 @@ func (e *evidence) worked(c domain.Candidate, ttft time.Duration) {
 		e.over[of] = struct{}{}
 		e.tell()
 	}
+}
+
+// limits takes in what the head of an answer of c says of the account's rate
+// limits.
+func (e *evidence) limits(c domain.Candidate, headers map[string][]string) {
+	now := e.now()
+	q, ok := wire.ReadQuota(headers, now)
+	if !ok {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.quotas[classOf(c)] = quota{left: q.Left, whole: now.Add(q.Ends)}
 }
 
 // undecided takes in a trial whose request ended before c showed anything.
@@ -247,7 +269,11 @@ func (e *evidence) cooled(found domain.Evidence) {
 func (e *evidence) teach(ctx context.Context) {
 	e.mu.Lock()
 	samples := make([]domain.ChannelSample, 0, len(e.sums))
-	for _, sum := range e.sums {
+	for of, sum := range e.sums {
+		if q, ok := e.quotas[of]; ok {
+			sum.QuotaLeft, sum.QuotaEnds = q.left, max(q.whole.Sub(e.now()), 0)
+			delete(e.quotas, of)
+		}
 		samples = append(samples, sum)
 	}
 	clear(e.sums)

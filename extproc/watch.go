@@ -69,6 +69,9 @@ type watch struct {
 func (s *Server) begin(d domain.Decision, a answer) (*watch, watchPlan) {
 	w := &watch{server: s, decision: d, answer: a, begun: s.now()}
 	plan := watchPlan{remove: strippedHeaders(a.headers), set: w.ownHeaders()}
+	if a.fromUpstream {
+		s.evidence.limits(w.slotHolder(), a.headers)
+	}
 	format, watchable := bodyFormat(a)
 	api, read := readAs(d.API, format)
 	switch {

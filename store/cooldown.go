@@ -212,7 +212,8 @@ func (s *Store) LearnChannels(ctx context.Context, samples []domain.ChannelSampl
 	byChannel := map[string][]any{}
 	for _, sample := range samples {
 		byChannel[sample.Channel] = append(byChannel[sample.Channel],
-			sample.Class, sample.Attempts, sample.Failed, sample.Timed, sample.TTFT.Microseconds())
+			sample.Class, sample.Attempts, sample.Failed, sample.Timed, sample.TTFT.Microseconds(),
+			int64(sample.QuotaLeft*millionths), sample.QuotaEnds.Milliseconds())
 	}
 	calls := make([]call, 0, len(byChannel))
 	for channel, args := range byChannel {
@@ -236,9 +237,11 @@ func (s *Store) ChannelStats(ctx context.Context, channels []string) (map[domain
 	if len(channels) == 0 {
 		return known, nil
 	}
+	var now *redis.TimeCmd
 	hashes := make([]*redis.MapStringStringCmd, len(channels))
 	err := s.do(ctx, "read channel averages", func(ctx context.Context) error {
 		pipe := s.client.Pipeline()
+		now = pipe.Time(ctx)
 		for i, channel := range channels {
 			hashes[i] = pipe.HGetAll(ctx, statKey(channel))
 		}
@@ -262,6 +265,10 @@ func (s *Store) ChannelStats(ctx context.Context, channels []string) (map[domain
 				stat.ErrorRate = float64(n) / millionths
 			case "t":
 				stat.TTFT = time.Duration(n) * time.Microsecond
+			case "q":
+				stat.QuotaLeft = float64(n) / millionths
+			case "r":
+				stat.QuotaEnds = max(time.UnixMilli(n).Sub(now.Val()), 0)
 			}
 			known[key] = stat
 		}
