@@ -294,7 +294,7 @@ func TestNotesAreReadInOrder(t *testing.T) {
 	t.Parallel()
 	twice := domain.Decision{Candidates: []domain.Candidate{{Channel: "a"}, {Channel: "b"}, {Channel: "a"}}}
 	notes := readNotes("a=429,QUJD;a=500;garbage;x=;")
-	require.Equal(t, []note{{"a", 429, "QUJD"}, {"a", 500, ""}}, notes)
+	require.Equal(t, []note{{channel: "a", status: 429, detail: "QUJD"}, {channel: "a", status: 500}}, notes)
 	first, ok := noteOf(twice, 1, notes)
 	require.True(t, ok)
 	assert.Equal(t, 429, first.status)
@@ -303,5 +303,5 @@ func TestNotesAreReadInOrder(t *testing.T) {
 	third, ok := noteOf(twice, 3, notes)
 	require.True(t, ok)
 	assert.Equal(t, 500, third.status)
-	assert.Equal(t, wire.Failure{Status: 500}, note{"a", 500, "%%%"}.failure(), "what is not base64 is left out")
+	assert.Equal(t, wire.Failure{Status: 500}, note{channel: "a", status: 500, detail: "%%%"}.failure(), "what is not base64 is left out")
 }
