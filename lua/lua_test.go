@@ -26,7 +26,7 @@ var (
 	useArg  = regexp.MustCompile(`ARGV\[(\d+)\]`)
 	useMore = map[string]*regexp.Regexp{
 		"KEYS": regexp.MustCompile(`KEYS\[[^\]\d]*i|KEYS\[i`),
-		"ARGV": regexp.MustCompile(`ARGV\[\d+ \* i`),
+		"ARGV": regexp.MustCompile(`ARGV\[\d+ \* i|ARGV\[i`),
 	}
 	built = regexp.MustCompile(`['"]\{|\{s\d|cjson|KEYS\[\d+\] *\.\.`)
 )

@@ -14,7 +14,7 @@ import (
 	"keyway/lua"
 )
 
-// keepCorrected outlives every budget's counter, so that a correction that is
+// keepCorrected outlives every window's counter, so that a correction that is
 // applied again long after is still known.
 const keepCorrected = keepMonth + 24*time.Hour
 
@@ -219,9 +219,15 @@ func (s *Store) CorrectBudgets(ctx context.Context, c domain.BudgetCorrection) (
 		args:   []any{min(max(c.DeltaMicros, -maxBudget), maxBudget), keepCorrected.Milliseconds()},
 	}
 	for _, name := range c.Budgets {
-		if domain.IsBudgetName(name) {
-			act.keys = append(act.keys, tag+":"+name)
+		if !domain.IsBudgetName(name) {
+			continue
 		}
+		var begin int64 // a window that is gone is over; a balance never is
+		if strings.HasPrefix(name, domain.BalancePrefix) {
+			begin = keepBalance.Milliseconds()
+			act.args[1] = begin // and so is the mark
+		}
+		act.keys, act.args = append(act.keys, tag+":"+name), append(act.args, begin)
 	}
 	cmd := s.run(ctx, []call{act})[0]
 	n, err := cmd.Int()

@@ -108,6 +108,32 @@ func TestBalanceIsSettled(t *testing.T) {
 	require.Equal(t, map[string]int64{names[0]: 0, names[1]: 100}, drifts(book, sums, names...))
 }
 
+// A correction counts also where a balance has paid for nothing yet.
+func TestBalanceIsCorrected(t *testing.T) {
+	t.Parallel()
+	s, o := shared(t), newTenant()
+	o.credit(t, s, 1000, 1)
+	d := o.decide(domain.BalanceHold(o.identity, 100), o.hold(domain.LimitBudgetDay, 1000, 100))
+	admit(t, s, d)
+	_, err := s.Settle(t.Context(), ends(d, 0, 0))
+	require.NoError(t, err)
+	require.EqualValues(t, 1000, refusal(t, s, o.decide(domain.BalanceHold(o.identity, 5000))).Remaining)
+	c := domain.BudgetCorrection{RequestID: d.RequestID, Identity: o.identity, EntryNo: 2, DeltaMicros: 70, Budgets: budgetNames(d)}
+	for _, want := range []int{1, 0} {
+		changed, err := s.CorrectBudgets(t.Context(), c)
+		require.NoError(t, err)
+		require.Equal(t, want, changed)
+		require.EqualValues(t, 930, refusal(t, s, o.decide(domain.BalanceHold(o.identity, 5000))).Remaining)
+	}
+	ttl, err := s.client.TTL(t.Context(), identityTag(o.identity)+":corrected:"+d.RequestID+":2").Result()
+	require.NoError(t, err)
+	require.Greater(t, ttl, keepBalance-keepDay, "the mark lives as long as the counter")
+	c.EntryNo, c.DeltaMicros = 4, -70
+	_, err = s.CorrectBudgets(t.Context(), c)
+	require.NoError(t, err)
+	require.EqualValues(t, 1000, refusal(t, s, o.decide(domain.BalanceHold(o.identity, 5000))).Remaining)
+}
+
 func TestHoldOfABalanceStandsFirst(t *testing.T) {
 	t.Parallel()
 	s, o := shared(t), newTenant()

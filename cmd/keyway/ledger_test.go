@@ -237,6 +237,35 @@ func TestReconcileNamesTheRowThatDiffers(t *testing.T) {
 	require.Zero(t, status, errs)
 }
 
+// What was paid in has to be the same in both books, too.
+func TestReconcileNamesABalanceThatDiffers(t *testing.T) {
+	t.Parallel()
+	b := settledBooks(t)
+	out, errs, status := keyway(t, "balance", "topup", "acme", "2.5", "--reference", "1", "--ledger", b.dsn)
+	require.Zero(t, status, errs)
+	out, errs, status = b.run(t, "reconcile")
+	assert.Equal(t, 1, status)
+	assert.Regexp(t, `credit:acme +cost_micros +0.000000 +2.500000 +-2.500000`, out)
+	assert.Contains(t, errs, "compared 2 budgets: 1 differences")
+
+	credits, err := b.ledger.Credits(t.Context(), 0)
+	require.NoError(t, err)
+	require.NoError(t, b.store.SetCredits(t.Context(), credits, credits[0].Entry))
+	out, errs, status = b.run(t, "reconcile")
+	require.Zero(t, status, out+errs)
+
+	d := domain.Decision{
+		RequestID: "prepaid", Identity: "acme", Holds: []domain.Hold{domain.BalanceHold("acme", 100)},
+		Candidates: []domain.Candidate{{Channel: "a"}}, Lease: domain.DefaultLease,
+	}
+	admission, err := b.store.Admit(t.Context(), d)
+	require.NoError(t, err)
+	require.Nil(t, admission.Refusal)
+	_, errs, status = b.run(t, "reconcile")
+	require.Zero(t, status, "what is held is no difference: %s", errs)
+	require.NoError(t, b.store.Refund(t.Context(), d))
+}
+
 func TestReconcileABill(t *testing.T) {
 	t.Parallel()
 	b := settledBooks(t)
