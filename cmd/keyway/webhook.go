@@ -56,35 +56,47 @@ type webhookDoor struct {
 	handler  http.Handler
 }
 
-// open checks the flags and listens; nil without --webhook-listen.
+// check refuses flags that cannot be meant, before anything is opened.
+func (f webhookFlags) check() error {
+	switch {
+	case f.listen == "" && len(f.secrets) > 0:
+		return errors.New("--webhook-secret is given without --webhook-listen")
+	case f.listen == "":
+		return nil
+	case len(f.secrets) == 0:
+		return errors.New("no secret for the webhook: give it with --webhook-secret env:NAME or file:PATH")
+	case len(f.currency) != len("usd"):
+		return fmt.Errorf("--webhook-currency %q is not a currency such as usd", f.currency)
+	}
+	if _, err := f.resolve(secret.NewResolver(secret.Options{})); err != nil {
+		return fmt.Errorf("read --webhook-secret: %w", err)
+	}
+	return nil
+}
+
+// resolve returns the secrets as they are now.
+func (f webhookFlags) resolve(r *secret.Resolver) ([]string, error) {
+	list := make([]string, 0, len(f.secrets))
+	for _, ref := range f.secrets {
+		s, err := r.Resolve(ref)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, s.Reveal())
+	}
+	return list, nil
+}
+
+// open listens; nil without --webhook-listen. The flags have been checked.
 func (f webhookFlags) open(ctx context.Context, p *process, book *ledger.Ledger) (*webhookDoor, error) {
 	if f.listen == "" {
-		if len(f.secrets) > 0 {
-			return nil, errors.New("--webhook-secret is given without --webhook-listen")
-		}
 		return nil, nil
 	}
-	if len(f.secrets) == 0 {
-		return nil, errors.New("no secret for the webhook: give it with --webhook-secret env:NAME or file:PATH")
-	}
 	resolver := secret.NewResolver(secret.Options{})
-	secrets := func() ([]string, error) {
-		list := make([]string, 0, len(f.secrets))
-		for _, ref := range f.secrets {
-			s, err := resolver.Resolve(ref)
-			if err != nil {
-				return nil, err
-			}
-			list = append(list, s.Reveal())
-		}
-		return list, nil
-	}
-	if _, err := secrets(); err != nil {
-		return nil, fmt.Errorf("read --webhook-secret: %w", err)
-	}
 	d := &webhookDoor{flags: f, process: p, config: p.newConfig()}
 	hook, err := worker.NewWebhook(worker.WebhookOptions{
-		Balances: book, Config: d.config, Secrets: secrets, Currency: f.currency, Registerer: p.registry, Logger: p.logger,
+		Balances: book, Config: d.config, Currency: f.currency, Registerer: p.registry, Logger: p.logger,
+		Secrets: func() ([]string, error) { return f.resolve(resolver) },
 	})
 	if err != nil {
 		return nil, err

@@ -88,6 +88,9 @@ func runWorker(cmd *cobra.Command, f workerFlags) (err error) {
 	if f.Ledger == "" {
 		return errNoLedger
 	}
+	if err := f.Webhook.check(); err != nil {
+		return err
+	}
 	regional, err := p.openStore(ctx, f.Store)
 	if err != nil {
 		return err
