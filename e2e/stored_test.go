@@ -86,8 +86,10 @@ func TestStoredResponsesCountAsRequests(t *testing.T) {
 	s := sharedStack(t)
 	c := s.caller(t, newNonce(), "--policy", "rpm2")
 	id := c.made(t, ask{model: "m"})
+	c.requireIdle(t) // one at a time, too
 	r := sending{method: "GET", path: "/v1/responses/" + id, key: c.secret}
 	require.Equal(t, http.StatusOK, s.send(t, r).StatusCode)
+	c.requireIdle(t)
 	requireRefusal(t, refusal{dialect: domain.DialectOpenAI, status: 429, kind: "rate_limit_error", code: "rate_limit_exceeded"}, s.send(t, r))
 }
 

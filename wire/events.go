@@ -54,9 +54,11 @@ func (w *Watcher) document() {
 	}
 	w.result.Incomplete = w.string(slotReason)
 	w.use(w.raw(slotUsage))
-	if seconds, ok := parseCeiling(w.raw(slotDuration)); ok && !w.tally.has(countPrompt) && !w.tally.has(countSeconds) {
+	raw := w.raw(slotDuration) // a string in the answers of older models
+	if seconds, ok := parseCeiling(bytes.Trim(raw, `"`)); ok && !w.hasUsage {
 		w.tally.set(countSeconds, seconds)
 		w.hasUsage = true
+		w.lastRaw = append(append(append(w.lastRaw[:0], `{"duration":`...), raw...), '}')
 	}
 }
 

@@ -180,10 +180,9 @@ func (t *tally) ceiling(r *reader, f countField) bool {
 	return true
 }
 
-// parseCeiling reads plain decimal digits with or without a fraction, in quotes
-// or without, and rounds up.
+// parseCeiling reads plain decimal digits with or without a fraction, and rounds up.
 func parseCeiling(text []byte) (n int64, ok bool) {
-	whole, fraction, _ := bytes.Cut(bytes.Trim(text, `"`), []byte("."))
+	whole, fraction, _ := bytes.Cut(text, []byte("."))
 	n, ok = parseCount(whole, maxCount-1)
 	for _, c := range fraction {
 		ok = ok && isDigit(c)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math/big"
 	"runtime"
 	"strings"
 	"testing"
@@ -344,6 +345,19 @@ func usageOracle(body []byte) (map[countField]int64, bool) {
 			got[f] = v
 		}
 	}
+	ceiling := func(name string, f countField) {
+		raw := string(usage[name])
+		n, ok := new(big.Rat).SetString(raw)
+		if !ok || strings.ContainsAny(raw, "eE-/\"") {
+			return
+		}
+		whole := new(big.Int).Quo(new(big.Int).Add(n.Num(), new(big.Int).Sub(n.Denom(), big.NewInt(1))), n.Denom())
+		if whole.IsInt64() && whole.Int64() <= maxCount && new(big.Int).Quo(n.Num(), n.Denom()).Int64() < maxCount {
+			got[f] = whole.Int64()
+		}
+	}
+	ceiling("search_units", countSearchUnits)
+	ceiling("seconds", countSeconds)
 	read(usage, "prompt_tokens", countPrompt)
 	read(usage, "input_tokens", countPrompt)
 	read(usage, "completion_tokens", countOutput)
@@ -364,11 +378,12 @@ func usageOracle(body []byte) (map[countField]int64, bool) {
 			details(found, "cache_write_tokens_details", inputParts)
 		}
 	}
-	for _, name := range []string{"prompt_tokens_details", "input_tokens_details", "cache_creation", "cache_write_tokens_details"} {
+	for _, name := range []string{"prompt_tokens_details", "input_tokens_details", "input_token_details", "cache_creation", "cache_write_tokens_details"} {
 		details(usage, name, inputParts)
 	}
 	details(usage, "completion_tokens_details", outputParts)
 	details(usage, "output_tokens_details", outputParts)
+	details(usage, "output_token_details", outputParts)
 	details(usage, "server_tool_use", toolParts)
 	return got, true
 }
@@ -398,6 +413,10 @@ func repeatsKey(body []byte) bool {
 		{`"input_tokens_details"`},
 		{`"completion_tokens_details"`},
 		{`"output_tokens_details"`},
+		{`"input_token_details"`},
+		{`"output_token_details"`},
+		{`"search_units"`},
+		{`"seconds"`},
 		{`"cache_creation"`},
 	} {
 		n := 0
