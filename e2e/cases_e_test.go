@@ -149,20 +149,28 @@ func TestCase065(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, l.StatusCode)
 	require.Equal(t, int64(1000), spentOn(t, c, "key"))
-	for api, body := range map[domain.API]string{
-		domain.APIChat:        chat("m", ""),
-		domain.APICompletions: `{"model":"m","prompt":"hi"}`,
-		domain.APIResponses:   `{"model":"m","input":"hi"}`,
-		domain.APIMessages:    chat("m", "", `"max_tokens":1`),
-		domain.APIEmbeddings:  `{"model":"m","input":"hi"}`,
+	file, prompt := formPart{"file", "a", "ID3"}, formPart{name: "prompt", value: "a cat"}
+	for _, r := range []sending{
+		{path: domain.APIChat.Path(), body: []byte(chat("m", ""))},
+		{path: domain.APICompletions.Path(), body: []byte(`{"model":"m","prompt":"hi"}`)},
+		{path: domain.APIResponses.Path(), body: []byte(`{"model":"m","input":"hi"}`)},
+		{path: domain.APIMessages.Path(), body: []byte(chat("m", "", `"max_tokens":1`))},
+		{path: domain.APIEmbeddings.Path(), body: []byte(`{"model":"m","input":"hi"}`)},
+		{path: domain.APIRerank.Path(), body: []byte(`{"model":"ranked","query":"hi","documents":["a"]}`)},
+		{path: domain.APISpeech.Path(), body: []byte(`{"model":"spoken","input":"` + strings.Repeat("hi ", 100) + `"}`)},
+		{path: domain.APIImages.Path(), body: []byte(`{"model":"drawn","prompt":"a cat"}`)},
+		asForm(t, sending{path: domain.APIImageEdits.Path()}, formPart{name: "model", value: "drawn"}, prompt, formPart{"image", "a.png", "\x89PNG"}),
+		asForm(t, sending{path: domain.APITranscriptions.Path()}, formPart{name: "model", value: "heard"}, file),
+		asForm(t, sending{path: domain.APITranslations.Path()}, formPart{name: "model", value: "heard"}, file),
+		{path: "/v1/files", body: []byte("anything")},
 	} {
-		want := refusal{dialect: api.Dialect(), status: 429, kind: "insufficient_quota", code: "insufficient_quota", hopeless: true}
-		if api == domain.APIMessages {
-			want = refusal{dialect: api.Dialect(), status: 402, kind: "billing_error", hopeless: true}
+		r.key, r.nonce = c.secret, newNonce()
+		want := refusal{dialect: domain.DialectOpenAI, status: 429, kind: "insufficient_quota", code: "insufficient_quota", hopeless: true}
+		if r.path == domain.APIMessages.Path() {
+			want = refusal{dialect: domain.DialectAnthropic, status: 402, kind: "billing_error", hopeless: true}
 		}
-		nonce := newNonce()
-		requireRefusal(t, want, s.send(t, sending{path: api.Path(), key: c.secret, nonce: nonce, body: []byte(body)}))
-		assert.Empty(t, s.attempts(nonce), "%s reached the provider", api)
+		requireRefusal(t, want, s.send(t, r))
+		assert.Empty(t, s.attempts(r.nonce), "%s reached the provider", r.path)
 	}
 	l.quit()
 	c.requireOneRowEach(t, 1)
