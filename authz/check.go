@@ -35,6 +35,8 @@ type Admitted struct {
 	Headers []wire.Header
 	// Answer, when not nil, is the whole answer: JSON, and nothing goes out.
 	Answer []byte
+	// Relay: the request goes through the relay.
+	Relay bool
 }
 
 // Keys resolves the hash of a secret to its record; domain.ErrNotFound when
@@ -120,7 +122,7 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	if terms.inject > 0 {
 		headers = append(headers, wire.Header{Name: headerOutputCap, Value: strconv.FormatInt(terms.inject, 10)})
 	}
-	return Admitted{Decision: d, Headers: headers}, nil
+	return Admitted{Decision: d, Headers: headers, Relay: model.EarlyHeartbeat && peek.Stream && op.api.Streams()}, nil
 }
 
 // checkHeaders refuses what could not be passed on as it is meant.

@@ -338,6 +338,10 @@ func admittedResponse(a Admitted) (*authv3.CheckResponse, error) {
 		{Name: envoy.HeaderMaxRetries, Value: fmt.Sprint(len(a.Decision.Candidates) - 1)},
 		{Name: envoy.HeaderPerTryTimeout, Value: fmt.Sprint(a.Decision.FirstByteLimit.Milliseconds())},
 	}
+	if a.Relay {
+		// The relay goes from channel to channel, and says when it has waited enough.
+		limits = []wire.Header{{Name: envoy.HeaderRelay, Value: "1"}}
+	}
 	return &authv3.CheckResponse{
 		Status: &status.Status{Code: int32(code.Code_OK)},
 		HttpResponse: &authv3.CheckResponse_OkResponse{OkResponse: &authv3.OkHttpResponse{

@@ -196,6 +196,8 @@ func compileModels(cfg *keywayv1.Config) map[string]domain.Model {
 			Notice:    m.Notice,
 			Heartbeat: m.Heartbeat.AsDuration(),
 			IdleLimit: m.IdleLimit.AsDuration(),
+
+			EarlyHeartbeat: m.EarlyHeartbeat,
 		}
 	}
 	return out

@@ -47,7 +47,7 @@ func TestCompile(t *testing.T) {
 		Models: map[string]domain.Model{
 			"team/model:latest": {
 				Name: "team/model:latest", ContextWindow: 200_000, MaxOutput: 8192, HiddenPromptFloor: 20_000, Class: "team/model:latest",
-				Heartbeat: 10 * time.Second, IdleLimit: 15 * time.Minute,
+				Heartbeat: 10 * time.Second, IdleLimit: 15 * time.Minute, EarlyHeartbeat: true,
 				Price: domain.Price{
 					Version: "2", Input: 2_500_000, CacheRead: 250_000, CacheWrite: 3_125_000, Output: 12_000_001,
 					Special: []domain.PartRate{

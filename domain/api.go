@@ -93,6 +93,15 @@ func (a API) MakesImages() bool { return a == APIImages || a == APIImageEdits }
 // Transcribes reports whether a turns sound into text.
 func (a API) Transcribes() bool { return a == APITranscriptions || a == APITranslations }
 
+// Streams reports whether an answer of a may be a stream of text events.
+func (a API) Streams() bool {
+	switch a {
+	case APIChat, APICompletions, APIResponses, APIMessages:
+		return true
+	}
+	return false
+}
+
 // Path returns the path of a as the SDKs send it, such as
 // "/v1/chat/completions"; "" for an operation that has more than one.
 func (a API) Path() string {

@@ -94,6 +94,8 @@ type Model struct {
 	// heartbeat, IdleLimit how long before it is ended.
 	Heartbeat time.Duration
 	IdleLimit time.Duration
+	// EarlyHeartbeat: streams go through the relay.
+	EarlyHeartbeat bool
 	// Price is the version in force.
 	Price Price
 	// Images are prices of one image each, the first that fits counts; see

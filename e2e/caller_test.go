@@ -85,6 +85,8 @@ func (a ask) body() string {
 // live is an answer that is being read.
 type live struct {
 	*http.Response
+	// asked is when the request went out.
+	asked time.Time
 	// leave ends the request as a client that goes away does.
 	leave  context.CancelFunc
 	reader *bufio.Reader
@@ -107,12 +109,13 @@ func (c *caller) open(ctx context.Context, a ask) (*live, error) {
 	} else {
 		req.Header.Set("Authorization", "Bearer "+c.secret)
 	}
+	asked := time.Now()
 	resp, err := c.http.Do(req)
 	if err != nil {
 		cancel()
 		return nil, err
 	}
-	return &live{Response: resp, leave: cancel, reader: bufio.NewReader(resp.Body)}, nil
+	return &live{Response: resp, asked: asked, leave: cancel, reader: bufio.NewReader(resp.Body)}, nil
 }
 
 // event reads up to the next blank line.

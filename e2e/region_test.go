@@ -128,6 +128,15 @@ providers:
     dialects: [openai, anthropic]
     base_url: {{(index .Faces 1).URL}}/v1
     first_byte_limit: 1s
+  - name: patient-a
+    dialects: [openai, anthropic]
+    base_url: {{(index .Faces 0).URL}}/v1
+    first_byte_limit: 3600s
+  - name: patient-tlsa
+    dialects: [openai, anthropic]
+    base_url: {{(index .Faces 3).URL}}/v1
+    ca_file: {{(index .Faces 3).CA}}
+    first_byte_limit: 3600s
 channels:
 {{- range .Faces}}
   - {name: {{.Name}}, provider: {{.Name}}, secret: "file:{{.Secret}}", priority: 1, slots: 5000, models: [{name: m, upstream: m-at-{{.Name}}}, {name: only-{{.Name}}, upstream: m}, {name: m-h2}]}
@@ -149,6 +158,10 @@ channels:
   - {name: tight, provider: a, secret: "file:{{(index .Faces 0).Secret}}", slots: 1, models: [{name: spill}]}
   - {name: sized, provider: b, secret: "file:{{(index .Faces 1).Secret}}", models: [{name: sized, upstream: m-sized}, {name: learned}]}
   - {name: spare, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 1, models: [{name: spill}]}
+  - {name: think-a, provider: patient-a, secret: "file:{{(index .Faces 0).Secret}}", slots: 500, models: [{name: think-a, upstream: m-think}, {name: think-dead, upstream: m-think}, {name: think-two, upstream: m-think-first}, {name: muse-a}]}
+  - {name: think-hasty, provider: hasty, secret: "file:{{(index .Faces 0).Secret}}", slots: 500, models: [{name: think-hasty, upstream: m-think}]}
+  - {name: think-b, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 500, models: [{name: think-two, upstream: m-think-second-longer}, {name: think-hasty}]}
+  - {name: think-tlsa, provider: patient-tlsa, secret: "file:{{(index .Faces 3).Secret}}", slots: 500, models: [{name: think-tlsa, upstream: m-think}, {name: muse-tlsa}]}
   - {name: silent-a, provider: a, secret: "file:{{(index .Faces 0).Secret}}", models: [{name: quiet-a, upstream: m-quiet}, {name: dead-a, upstream: m-dead}]}
   - {name: silent-tlsa, provider: tlsa, secret: "file:{{(index .Faces 3).Secret}}", models: [{name: quiet-tlsa, upstream: m-quiet}, {name: dead-tlsa, upstream: m-dead}]}
   - {name: priced, provider: c, secret: "file:{{(index .Faces 2).Secret}}", models: [{name: priced}]}
@@ -202,6 +215,13 @@ models:
         images: [{quality: high, size: 1024x1024, price: "0.17"}, {quality: low, price: "0.01"}, {price: "0.04"}]
   - {name: files, raw: [/v1/files], prices: [{version: v1, input: "1", output: "1", tools: [{tool: call, per_call: "0.0005"}]}]}
   - {name: learned, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: think-a, max_output: 64, heartbeat: 0.2s, idle_limit: 30s, early_heartbeat: true, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: think-tlsa, max_output: 64, heartbeat: 0.2s, idle_limit: 30s, early_heartbeat: true, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: think-two, max_output: 64, heartbeat: 0.2s, idle_limit: 30s, early_heartbeat: true, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: think-dead, max_output: 64, heartbeat: 0.2s, idle_limit: 1s, early_heartbeat: true, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: think-hasty, max_output: 64, heartbeat: 0.2s, early_heartbeat: true, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: muse-a, max_output: 64, early_heartbeat: true, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: muse-tlsa, max_output: 64, early_heartbeat: true, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: quiet-a, max_output: 64, heartbeat: 0.2s, idle_limit: 30s, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: quiet-tlsa, max_output: 64, heartbeat: 0.2s, idle_limit: 30s, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: dead-a, max_output: 64, heartbeat: 0.2s, idle_limit: 1s, prices: [{version: v1, input: "1", output: "1"}]}

@@ -55,7 +55,7 @@ func quietScripts(s silence) map[string]string {
 func silenceOf(t *testing.T, l *live) (body string, longest time.Duration) {
 	t.Helper()
 	var out strings.Builder
-	last := time.Now()
+	last := l.asked
 	for {
 		line, err := l.reader.ReadString('\n')
 		now := time.Now()
@@ -100,6 +100,42 @@ func together(t *testing.T, fill func(run func(name string, test func(*testing.T
 	all.Wait()
 }
 
+// thinkingModel is one whose streams go through the relay.
+func thinkingModel(face string) silence {
+	s := quietModel(face)
+	s.model = "think-" + face
+	if *silenceFor > 0 {
+		s.model = "muse-" + face
+	}
+	return s
+}
+
+// Case 21, and the same drill: through the relay a client gets heartbeats also
+// before the provider's headers and before its first byte.
+func TestCase021HeartbeatsBeforeTheHeaders(t *testing.T) {
+	t.Parallel()
+	s := sharedStack(t)
+	c := s.caller(t, "wide", "--policy", "wide")
+	together(t, func(run func(string, func(*testing.T))) {
+		for _, way := range []struct{ proto, face string }{{"HTTP/1.1", "a"}, {"HTTP/2.0", "a"}, {"HTTP/2.0", "tlsa"}} {
+			for _, api := range streamAPIs {
+				quiet := thinkingModel(way.face)
+				scripts := quietScripts(quiet)
+				scripts["before the headers"] = fmt.Sprintf(`{"delay_headers_ms":%d}`, quiet.lasts.Milliseconds())
+				scripts["before the first byte"] = fmt.Sprintf(`{"delay_first_byte_ms":%d}`, quiet.lasts.Milliseconds())
+				for name, script := range scripts {
+					run(fmt.Sprintf("%s %s %s %s", way.proto, way.face, api, name), func(t *testing.T) {
+						a := ask{api: api, model: quiet.model, script: script, stream: true, nonce: newNonce()}
+						requireKeptAlive(t, c.over(clientsByProto[way.proto]), a, quiet)
+					})
+				}
+			}
+		}
+	})
+	c.requireIdle(t, "think-a", "think-tlsa")
+	c.requireBalanced(t, s.recordsNow(t, c.keyID))
+}
+
 func requireKeptAlive(t *testing.T, c *caller, a ask, quiet silence) {
 	t.Helper()
 	l, err := c.open(t.Context(), a)
@@ -129,7 +165,10 @@ func TestDeadUpstreamEndsAtTheIdleLimit(t *testing.T) {
 	s := sharedStack(t)
 	c := s.caller(t, "wide", "--policy", "wide")
 	together(t, func(run func(string, func(*testing.T))) {
-		for _, way := range []struct{ proto, model string }{{"HTTP/1.1", "dead-a"}, {"HTTP/2.0", "dead-a"}, {"HTTP/2.0", "dead-tlsa"}, {"HTTP/1.1", "dead-tlsa"}} {
+		for _, way := range []struct{ proto, model string }{
+			{"HTTP/1.1", "dead-a"}, {"HTTP/2.0", "dead-a"}, {"HTTP/2.0", "dead-tlsa"}, {"HTTP/1.1", "dead-tlsa"},
+			{"HTTP/1.1", "think-dead"}, {"HTTP/2.0", "think-dead"},
+		} {
 			for _, api := range streamAPIs {
 				for name, script := range deadScripts {
 					run(fmt.Sprintf("%s %s %s %s", way.proto, way.model, api, name), func(t *testing.T) {
@@ -164,6 +203,9 @@ func requireIdleEnd(t *testing.T, c *caller, a ask, where string) {
 	assert.Equal(t, fakeprovider.EndPeerLeft, rec.End)
 	row := c.s.rowOf(t, l.Header.Get("X-Request-Id"))
 	body = strings.ReplaceAll(body, string(wire.Heartbeat(a.api)), "")
+	if where == "before the first byte" && a.model == "think-dead" {
+		where = "" // the relay has begun the answer by itself
+	}
 	switch where {
 	case "after its end":
 		require.NoError(t, err)

@@ -11,6 +11,7 @@ import (
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	overloadv3 "github.com/envoyproxy/go-control-plane/envoy/config/overload/v3"
 	connectionsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/resource_monitors/downstream_connections/v3"
 	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
@@ -30,6 +31,12 @@ type BootstrapOptions struct {
 	// Extproc is where the extproc service listens: watch side, egress side
 	// and access log, over separate clusters.
 	Extproc string
+	// Relay is where extproc's relay listens; "" has none, and requests of models
+	// with early_heartbeat then get 503.
+	Relay string
+	// Egress is the socket, "unix:/path", at which the relay and the workers call
+	// channels; "" has none.
+	Egress string
 	// Admin is the admin listener, "host:port"; "" for none.
 	Admin string
 }
@@ -83,11 +90,19 @@ func Bootstrap(o BootstrapOptions) (*bootstrapv3.Bootstrap, error) {
 		c.TypedExtensionProtocolOptions = map[string]*anypb.Any{httpOptionsKey: packed}
 		clusters = append(clusters, c)
 	}
-	clusters = append(clusters, &clusterv3.Cluster{
-		Name:                 ClusterSink,
-		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
-		CircuitBreakers:      breakers(),
-	})
+	relay, err := relayCluster(o.Relay)
+	if err != nil {
+		return nil, fmt.Errorf("build cluster %s: %w", ClusterRelay, err)
+	}
+	clusters = append(clusters, relay, emptyCluster(ClusterSink))
+	var listeners []*listenerv3.Listener
+	if o.Egress != "" {
+		egress, err := egressListener(o.Egress)
+		if err != nil {
+			return nil, fmt.Errorf("build listener %s: %w", ListenerEgress, err)
+		}
+		listeners = append(listeners, egress)
+	}
 	limit, err := connectionLimit()
 	if err != nil {
 		return nil, err
@@ -103,7 +118,7 @@ func Bootstrap(o BootstrapOptions) (*bootstrapv3.Bootstrap, error) {
 				GrpcServices:        []*corev3.GrpcService{grpcService(ClusterXDS)},
 			},
 		},
-		StaticResources: &bootstrapv3.Bootstrap_StaticResources{Clusters: clusters},
+		StaticResources: &bootstrapv3.Bootstrap_StaticResources{Clusters: clusters, Listeners: listeners},
 		OverloadManager: limit,
 	}
 	if o.Admin != "" {
@@ -114,6 +129,34 @@ func Bootstrap(o BootstrapOptions) (*bootstrapv3.Bootstrap, error) {
 		b.Admin = &bootstrapv3.Admin{Address: socketAddress(host, port)}
 	}
 	return b, nil
+}
+
+// emptyCluster has no endpoint: what is sent there gets 503.
+func emptyCluster(name string) *clusterv3.Cluster {
+	return &clusterv3.Cluster{
+		Name:                 name,
+		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
+		CircuitBreakers:      breakers(),
+	}
+}
+
+// relayCluster leads to the relay. Its buffers are those of a channel, so that a
+// slow client slows the relay down.
+func relayCluster(address string) (*clusterv3.Cluster, error) {
+	if address == "" {
+		return emptyCluster(ClusterRelay), nil
+	}
+	c, err := serviceCluster(ClusterRelay, address)
+	if err != nil {
+		return nil, err
+	}
+	c.PerConnectionBufferLimitBytes = wrapperspb.UInt32(connBuffer)
+	packed, err := pack(&httpv3.HttpProtocolOptions{UpstreamProtocolOptions: explicitHTTP2(serviceHTTP2())})
+	if err != nil {
+		return nil, err
+	}
+	c.TypedExtensionProtocolOptions = map[string]*anypb.Any{httpOptionsKey: packed}
+	return c, nil
 }
 
 // maxConnections bounds client connections on purpose: without a bound Envoy

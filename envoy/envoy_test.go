@@ -52,7 +52,7 @@ func testConfig() *keywayv1.Config {
 func build(t *testing.T) (*bootstrapv3.Bootstrap, envoy.Resources) {
 	t.Helper()
 	b, err := envoy.Bootstrap(envoy.BootstrapOptions{
-		NodeID: "envoy-test", Region: "test", XDS: "127.0.0.1:18000", Authz: "unix:/tmp/a.sock", Extproc: "extproc:9000", Admin: "127.0.0.1:9901",
+		NodeID: "envoy-test", Region: "test", XDS: "127.0.0.1:18000", Authz: "unix:/tmp/a.sock", Extproc: "extproc:9000", Relay: "unix:/tmp/r.sock", Egress: "unix:/tmp/e.sock", Admin: "127.0.0.1:9901",
 	})
 	require.NoError(t, err)
 	res, err := envoy.Build(testConfig())

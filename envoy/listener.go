@@ -111,10 +111,8 @@ func ingressHCM(cfg *keywayv1.Config) (*hcmv3.HttpConnectionManager, error) {
 		}},
 		// Every client is an outsider, a local one too: nobody's x-envoy-*
 		// headers are obeyed, and the request id is always our own.
-		UseRemoteAddress: wrapperspb.Bool(true),
-		InternalAddressConfig: &hcmv3.HttpConnectionManager_InternalAddressConfig{CidrRanges: []*corev3.CidrRange{
-			{AddressPrefix: "192.0.2.255", PrefixLen: wrapperspb.UInt32(32)},
-		}},
+		UseRemoteAddress:             wrapperspb.Bool(true),
+		InternalAddressConfig:        noInsiders(),
 		GenerateRequestId:            wrapperspb.Bool(true),
 		AlwaysSetRequestIdInResponse: true,
 		// A thinking model may be silent for longer than any idle limit here.
@@ -222,7 +220,7 @@ func watchFilter() *extprocv3.ExternalProcessor {
 // reads it: a forged one would choose the route.
 func dropClientHeaders() (*corev3.TypedExtensionConfig, error) {
 	var mutations []*mutationrulesv3.HeaderMutation
-	for _, name := range []string{HeaderRelay, HeaderDecision, HeaderChannel, HeaderUpstream, HeaderAttempt, HeaderAttempts, HeaderSide, HeaderRetry} {
+	for _, name := range []string{HeaderRelay, HeaderDecision, HeaderChannel, HeaderUpstream, HeaderAttempt, HeaderAttempts, HeaderSide, HeaderRetry, HeaderReply, HeaderNative} {
 		mutations = append(mutations, &mutationrulesv3.HeaderMutation{
 			Action: &mutationrulesv3.HeaderMutation_Remove{Remove: name},
 		})

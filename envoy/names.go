@@ -37,8 +37,13 @@ const (
 	// HeaderRetry marks an upstream answer that the next channel should
 	// replace; its value is the class. It never reaches a client.
 	HeaderRetry = "x-keyway-retry"
-	// HeaderRelay is reserved for the relay route; clients may not send it.
+	// HeaderRelay sends a request to the relay; authz alone sets it.
 	HeaderRelay = "x-keyway-relay"
+	// HeaderNative brings MetadataNative to the egress listener, in base64.
+	HeaderNative = "x-keyway-native"
+	// HeaderReply marks an answer of the egress listener that is Envoy's own; its
+	// value is Envoy's word for the reason.
+	HeaderReply = "x-keyway-reply"
 
 	// HeaderMaxRetries and HeaderPerTryTimeout are how authz bounds the
 	// attempts of one request.
@@ -52,6 +57,8 @@ const (
 
 	// ListenerIngress is the name of the listener, its route and its stats prefix.
 	ListenerIngress = "keyway_ingress"
+	// ListenerEgress is where the relay and the workers call channels.
+	ListenerEgress = "keyway_egress"
 
 	// ClusterAuthz and the others are the clusters of the bootstrap.
 	ClusterAuthz  = "keyway_authz"
@@ -59,6 +66,7 @@ const (
 	ClusterEgress = "keyway_extproc_egress"
 	ClusterALS    = "keyway_als"
 	ClusterXDS    = "keyway_xds"
+	ClusterRelay  = "keyway_relay"
 	// ClusterSink has no endpoint: a request whose decision is unreadable ends there with a 503.
 	ClusterSink = "keyway_sink"
 

@@ -42,13 +42,17 @@ func ingressRoute(cfg *keywayv1.Config) (*routev3.RouteConfiguration, error) {
 	if err != nil {
 		return nil, err
 	}
+	relay, err := relayRoute(cfg)
+	if err != nil {
+		return nil, err
+	}
 	return &routev3.RouteConfiguration{
 		Name:                 ListenerIngress,
 		TypedPerFilterConfig: map[string]*anypb.Any{filterWatch: watch},
 		VirtualHosts: []*routev3.VirtualHost{{
 			Name:    "keyway",
 			Domains: []string{"*"},
-			Routes: []*routev3.Route{{
+			Routes: []*routev3.Route{relay, {
 				Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
 				// The retry check still sees it; the client never does.
 				ResponseHeadersToRemove: []string{HeaderRetry},
@@ -78,6 +82,32 @@ func ingressRoute(cfg *keywayv1.Config) (*routev3.RouteConfiguration, error) {
 					},
 				}},
 			}},
+		}},
+	}, nil
+}
+
+// relayRoute takes what authz has marked for the relay, which watches, retries
+// and settles by itself.
+func relayRoute(cfg *keywayv1.Config) (*routev3.Route, error) {
+	unwatched, err := pack(&routev3.FilterConfig{Config: &anypb.Any{}, Disabled: true})
+	if err != nil {
+		return nil, err
+	}
+	return &routev3.Route{
+		Match: &routev3.RouteMatch{
+			PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"},
+			Headers:       []*routev3.HeaderMatcher{present(HeaderRelay)},
+		},
+		TypedPerFilterConfig: map[string]*anypb.Any{filterWatch: unwatched},
+		RequestHeadersToAdd: []*corev3.HeaderValueOption{{
+			Header:       header(HeaderDecision, dynamicMetadata(MetadataNamespace, MetadataDecision)),
+			AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
+		}},
+		RequestHeadersToRemove: []string{HeaderRelay},
+		RequestBodyBufferLimit: wrapperspb.UInt64(cfg.GetLimits().GetMaxRequestBytes()),
+		Action: &routev3.Route_Route{Route: &routev3.RouteAction{
+			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: ClusterRelay},
+			Timeout:          durationpb.New(0),
 		}},
 	}, nil
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -28,7 +29,11 @@ func CheckRules(b *bootstrapv3.Bootstrap, res Resources, maxRequestBytes uint64)
 	if forms := egressUsers + len(res.Secrets); forms != len(res.Clusters) {
 		problems = append(problems, fmt.Errorf("%d channel clusters have %d forms of egress", len(res.Clusters), forms))
 	}
-	for name, l := range res.Listeners {
+	listeners := maps.Clone(res.Listeners)
+	for _, l := range b.GetStaticResources().GetListeners() {
+		listeners[l.GetName()] = l
+	}
+	for name, l := range listeners {
 		raw, err := proto.Marshal(l)
 		if err != nil {
 			problems = append(problems, fmt.Errorf("marshal listener %s: %w", name, err))

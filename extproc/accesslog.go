@@ -29,7 +29,9 @@ type logEntry struct {
 	// byClient: the client's side ended first.
 	byClient bool
 	// clean: no flag and no detail tells of a break.
-	clean     bool
+	clean bool
+	// relayed: the relay answered, which settles by itself.
+	relayed   bool
 	bodyBytes int64
 	endedAt   time.Time
 }
@@ -87,6 +89,7 @@ func (s *Server) readEntry(raw *accesslogdatav3.HTTPAccessLogEntry) (entry logEn
 		notes:     metadata[envoy.AttemptsNamespace].GetFields()[envoy.MetadataAttempts].GetStringValue(),
 		reached:   common.GetUpstreamRemoteAddress() != nil,
 		byClient:  leftFirst(raw),
+		relayed:   common.GetUpstreamCluster() == envoy.ClusterRelay,
 		bodyBytes: int64(raw.GetResponse().GetResponseBodyBytes()),
 	}
 	entry.clean = !entry.byClient && raw.GetResponse().GetResponseCodeDetails() == detailsViaUpstream &&
@@ -113,7 +116,7 @@ func (s *Server) ended(entry logEntry) {
 	if s.ends.tell(id, ending{byClient: entry.byClient}) || s.recent.has(id) {
 		return
 	}
-	if entry.status == 0 {
+	if entry.status == 0 && !entry.relayed {
 		// No response headers: nobody can have watched it.
 		s.settleEntry(entry)
 		return

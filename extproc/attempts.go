@@ -20,6 +20,18 @@ type note struct {
 	detail string
 }
 
+// line writes the note as readNotes reads it.
+func (n note) line() string {
+	text := n.channel + "=" + strconv.Itoa(n.status)
+	if !n.at.IsZero() {
+		text += "@" + strconv.FormatInt(n.at.UnixMilli(), 10)
+	}
+	if n.detail != "" {
+		text += "," + n.detail
+	}
+	return text + ";"
+}
+
 // readNotes reads "channel=status@milliseconds,detail;" of each answer, the oldest first.
 // What cannot be read is passed over: it is none of ours.
 func readNotes(text string) []note {

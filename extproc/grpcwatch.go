@@ -125,6 +125,7 @@ func (d *watchDoor) beat() bool {
 // idle implements answering: the client gets an error event, or, where none can
 // stand, a broken answer. Either closes the way to the upstream.
 func (d *watchDoor) idle() {
+	d.pulse.stop()
 	d.server.metrics.idleEnds.Inc()
 	last := d.w.abort(errIdle)
 	resp := bodyChunk(last, true)

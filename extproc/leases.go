@@ -46,7 +46,7 @@ func newLeases(store Store, logger *slog.Logger) *leases {
 }
 
 // hold begins or changes the renewal of a request; with a zero until it goes
-// on until drop.
+// on until drop, whatever until comes later.
 func (l *leases) hold(lease domain.Lease, until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -55,7 +55,10 @@ func (l *leases) hold(lease domain.Lease, until time.Time) {
 		h = &held{due: time.Now().Add(firstRenewal)}
 		l.held[lease.RequestID] = h
 	}
-	h.lease, h.until = lease, until
+	h.lease = lease
+	if !ok || !h.until.IsZero() {
+		h.until = until
+	}
 }
 
 // drop ends the renewal of a request.

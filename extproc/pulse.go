@@ -18,7 +18,8 @@ var errIdle = &domain.Error{
 type answering interface {
 	// beat sends a heartbeat, if one may stand here; false sent nothing.
 	beat() bool
-	// idle ends the stream: its upstream has been silent for too long.
+	// idle ends the stream, or looks for another upstream: this one has been
+	// silent for too long.
 	idle()
 }
 
@@ -65,6 +66,10 @@ func (p *pulse) passed() {
 	}
 }
 
+// heardOf notes that the upstream gave a sign of life that went no further; the
+// caller holds the pulse.
+func (p *pulse) heardOf() { p.heard = time.Now() }
+
 // stop ends the beat; the caller holds the pulse.
 func (p *pulse) stop() {
 	p.stopped = true
@@ -87,12 +92,11 @@ func (p *pulse) tick() {
 	}
 	now := time.Now()
 	if now.Sub(p.heard) >= p.limit {
-		p.stop()
+		p.heard = now
 		p.stream.idle()
-		return
 	}
 	wait := p.next(now)
-	if now.Sub(p.sent) >= p.every {
+	if !p.stopped && now.Sub(p.sent) >= p.every {
 		// Within a frame nothing can be said; the next look comes all the same.
 		if p.stream.beat() {
 			p.sent = now

@@ -16,6 +16,7 @@ import (
 type silentStream struct {
 	mu       sync.Mutex
 	boundary bool
+	pulse    *pulse
 	began    time.Time
 	beats    []time.Duration
 	ended    time.Duration
@@ -34,6 +35,7 @@ func (s *silentStream) idle() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = time.Since(s.began)
+	s.pulse.stop()
 }
 
 // seen is what it was asked for so far.
@@ -52,6 +54,7 @@ func (s *silentStream) atBoundary() {
 func begin(s *silentStream) *pulse {
 	s.began = time.Now()
 	p := newPulse(s, domain.Decision{Heartbeat: 14 * time.Second, IdleLimit: time.Minute})
+	s.pulse = p
 	p.held(p.start)
 	return p
 }

@@ -46,7 +46,11 @@ type Options struct {
 	Learner     ChannelLearner
 	Secrets     Secrets
 	// Listener is where Envoy connects; the Server closes it.
-	Listener   net.Listener
+	Listener net.Listener
+	// Relay is where Envoy calls the relay; nil has none. The Server closes it.
+	Relay net.Listener
+	// Egress is where the relay calls channels, "unix:/path"; mandatory with Relay.
+	Egress     string
 	Health     *telemetry.Health
 	Registerer prometheus.Registerer
 	Logger     *slog.Logger
@@ -78,12 +82,14 @@ type Server struct {
 	stopTimeout time.Duration
 	now         func() time.Time
 
-	leases      *leases
-	ends        *ends
-	recent      *recent
-	journal     *journal.Journal[domain.Settlement]
-	calibration *calibration
-	evidence    *evidence
+	leases        *leases
+	ends          *ends
+	recent        *recent
+	journal       *journal.Journal[domain.Settlement]
+	calibration   *calibration
+	evidence      *evidence
+	relay         *relay // nil for none
+	relayListener net.Listener
 	// watches counts streams whose settlement is still due.
 	watches sync.WaitGroup
 }
@@ -125,6 +131,13 @@ func New(o Options) (*Server, error) {
 		return domain.CooldownBounds{First: config.DefaultCooldownFirst, Least: config.DefaultCooldownMin, Most: config.DefaultCooldownMax}
 	}
 	s.evidence = e.init()
+	if o.Relay != nil {
+		r, err := newRelay(s, o.Egress)
+		if err != nil {
+			return nil, fmt.Errorf("make relay: %w", err)
+		}
+		s.relay, s.relayListener = r, o.Relay
+	}
 	return s, nil
 }
 
@@ -133,7 +146,11 @@ func New(o Options) (*Server, error) {
 func (s *Server) Run(ctx context.Context) error {
 	j, err := openJournal(s.journalFile, s.journalSize)
 	if err != nil {
-		return errors.Join(err, s.listener.Close())
+		err = errors.Join(err, s.listener.Close())
+		if s.relay != nil {
+			err = errors.Join(err, s.relayListener.Close())
+		}
+		return err
 	}
 	s.journal = j
 	if n := j.Len(); n > 0 {
@@ -145,9 +162,12 @@ func (s *Server) Run(ctx context.Context) error {
 	server := telemetry.NewGRPC(recvBytes)
 	extprocv3.RegisterExternalProcessorServer(server, s)
 	accesslogv3.RegisterAccessLogServiceServer(server, s)
+	stopping := make(chan struct{})
 	err = telemetry.ServeGRPC(ctx, telemetry.ServeGRPCOptions{
 		Server: server, Listener: s.listener, Health: s.health, StopLimit: s.stopTimeout,
+		Stopping: func() { close(stopping) },
 		Background: []func(context.Context) error{
+			func(context.Context) error { return s.runRelay(stopping) },
 			func(ctx context.Context) error { s.leases.run(ctx); return nil },
 			func(ctx context.Context) error { s.replay(ctx); return nil },
 			func(ctx context.Context) error { s.calibration.run(ctx); return nil },
@@ -158,6 +178,15 @@ func (s *Server) Run(ctx context.Context) error {
 	s.watches.Wait()
 	s.landJournal()
 	return errors.Join(err, s.journal.Close())
+}
+
+// runRelay serves the relay, where there is one, until the stop begins; its
+// streams go on beside those of the watch.
+func (s *Server) runRelay(stopping <-chan struct{}) error {
+	if s.relay == nil {
+		return nil
+	}
+	return s.relay.run(s.relayListener, stopping, s.stopTimeout)
 }
 
 func (s *Server) landJournal() {

@@ -56,6 +56,8 @@ type watch struct {
 	forwarded int64
 	finished  bool
 	settled   bool
+	// left: the client is known to have left before the end.
+	left bool
 	// remembered: the id of what the provider keeps has been seen.
 	remembered bool
 	// unkept is that id where the store did not take it: the settlement brings it.
@@ -269,6 +271,11 @@ func (w *watch) end() {
 	case w.finished:
 		evidence.failed(channel, wire.Failure{})
 		w.settle(domain.OutcomeUpstreamCut)
+	case w.left:
+		if !w.served {
+			evidence.undecided(w.decision.RequestID, channel)
+		}
+		w.settle(domain.OutcomeCancelled)
 	default:
 		w.settle(w.whoCut())
 	}

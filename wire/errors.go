@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/http"
 
@@ -128,6 +129,24 @@ func ErrorFrame(api domain.API, e *domain.Error, c FrameContext) []byte {
 		}))
 	}
 	return frame("data: ", marshal(openAIBody{Error: openAIErrorOf(e)}))
+}
+
+// UpstreamErrorFrame is ErrorFrame in the provider's own words.
+func UpstreamErrorFrame(api domain.API, e StreamError, c FrameContext) []byte {
+	switch api {
+	case domain.APIMessages:
+		return frame("event: error\ndata: ", marshal(anthropicBody{
+			Type: "error", Error: anthropicError{Type: cmp.Or(e.Type, typeAPI), Message: e.Message}, RequestID: c.RequestID,
+		}))
+	case domain.APIResponses:
+		o := openAIError{Message: e.Message, Type: cmp.Or(e.Type, typeServer), Code: orNull(e.Code)}
+		return frame("event: error\ndata: ", marshal(responsesEvent{
+			Type: "error", Code: o.Code, Message: o.Message, SequenceNumber: c.Sequence, Error: o,
+		}))
+	}
+	return frame("data: ", marshal(openAIBody{Error: openAIError{
+		Message: e.Message, Type: cmp.Or(e.Type, typeServer), Code: orNull(e.Code),
+	}}))
 }
 
 func frame(head string, data []byte) []byte {

@@ -66,7 +66,7 @@ func TestGoldenPassesEnvoy(t *testing.T) {
 			require.NoError(t, err)
 			bootstrap, err := envoy.Bootstrap(envoy.BootstrapOptions{
 				NodeID: "envoy-1", Region: cfg.GetRegion(),
-				XDS: "127.0.0.1:18000", Authz: "127.0.0.1:18001", Extproc: "127.0.0.1:18002",
+				XDS: "127.0.0.1:18000", Authz: "127.0.0.1:18001", Extproc: "127.0.0.1:18002", Relay: "127.0.0.1:18003", Egress: "unix:/tmp/e.sock",
 			})
 			require.NoError(t, err)
 			inlined, err := envoy.Inline(bootstrap, res)

@@ -48,6 +48,9 @@ plane. Give it to Envoy with --config-path.`,
 	flags.StringVar(&o.XDS, "xds", "127.0.0.1:9090", "Address of the control plane, host:port or unix:/path.")
 	flags.StringVar(&o.Authz, "authz", "127.0.0.1:9001", "Address of authz, host:port or unix:/path.")
 	flags.StringVar(&o.Extproc, "extproc", "127.0.0.1:9002", "Address of extproc, host:port or unix:/path.")
+	flags.StringVar(&o.Relay, "relay", "", "Address of extproc's relay, host:port or unix:/path; empty has none.")
+	flags.StringVar(&o.Egress, "egress", "",
+		"Socket, unix:/path, at which the relay and the workers call channels; empty has none. Only Envoy's own user can open it.")
 	flags.StringVar(&o.Admin, "admin", "127.0.0.1:9901", "Address of Envoy's admin page, host:port; empty has none.")
 	flags.StringVar(&file, "out", "", "File to write instead of standard output, where there is no shell to redirect it.")
 	outputFlag(cmd, &output, "yaml", "json")

@@ -103,7 +103,7 @@ func staticBootstrap(cfg *keywayv1.Config) (*bootstrapv3.Bootstrap, error) {
 	}
 	b, err := envoy.Bootstrap(envoy.BootstrapOptions{
 		NodeID: "envoy-check", Region: cfg.GetRegion(),
-		XDS: "127.0.0.1:1", Authz: "127.0.0.1:1", Extproc: "127.0.0.1:1", // Validation opens none of them.
+		XDS: "127.0.0.1:1", Authz: "127.0.0.1:1", Extproc: "127.0.0.1:1", Relay: "127.0.0.1:1", // Validation opens none of them.
 	})
 	if err != nil {
 		return nil, fmt.Errorf("build bootstrap: %w", err)

@@ -12,9 +12,9 @@ import (
 
 func newExtproc() *cobra.Command {
 	var (
-		f            regionFlags
-		journal      string
-		journalBytes int64
+		f     regionFlags
+		o     extproc.Options
+		relay string
 	)
 	cmd := &cobra.Command{
 		Use:   "extproc",
@@ -26,23 +26,32 @@ its own, and settles the reservation.
 
 It is the only process that sees a provider's secret key. While the store is
 away, settlements wait in --journal and land afterwards. At a stop it turns
-unready, lets streams run to --stop-limit, and settles what is still open.`,
+unready, lets streams run to --stop-limit, and settles what is still open.
+
+With --relay and --egress it also answers streams of models that have
+early_heartbeat: it sends heartbeats before a provider has answered, and calls
+the channels through Envoy's egress listener, a socket on the same machine.`,
 		Example: `  keyway extproc --listen unix:/run/keyway/extproc.sock --journal /var/lib/keyway/journal
+  keyway extproc --listen unix:/run/keyway/extproc.sock --journal /var/lib/keyway/journal \
+    --relay unix:/run/keyway/relay.sock --egress unix:/run/keyway/egress.sock
   keyway extproc --listen 0.0.0.0:9002 --xds xds:9090 --journal /data/journal --stop-limit 10m`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runExtproc(cmd, f, extproc.Options{JournalFile: journal, JournalBytes: journalBytes})
+			return runExtproc(cmd, f, relay, o)
 		},
 	}
 	f.add(cmd, "127.0.0.1:9002", "127.0.0.1:9102")
-	cmd.Flags().StringVar(&journal, "journal", "keyway-journal", "File for settlements that wait for the store; it must outlive the process.")
-	cmd.Flags().Int64Var(&journalBytes, "journal-bytes", extproc.DefaultJournalBytes, "Largest size of the journal in bytes.")
+	cmd.Flags().StringVar(&o.JournalFile, "journal", "keyway-journal", "File for settlements that wait for the store; it must outlive the process.")
+	cmd.Flags().Int64Var(&o.JournalBytes, "journal-bytes", extproc.DefaultJournalBytes, "Largest size of the journal in bytes.")
+	cmd.Flags().StringVar(&relay, "relay", "", "Address at which Envoy calls the relay, host:port or unix:/path; empty has none.")
+	cmd.Flags().StringVar(&o.Egress, "egress", "", "Socket of Envoy's egress listener, unix:/path; the relay needs it.")
 	allFromEnvironment(cmd, map[string]string{"store": envStore})
 	return cmd
 }
 
-// runExtproc completes o, which brings the journal, and serves.
-func runExtproc(cmd *cobra.Command, f regionFlags, o extproc.Options) (err error) {
+// runExtproc completes o, which brings the flags, and serves; relay is the
+// address of the relay.
+func runExtproc(cmd *cobra.Command, f regionFlags, relay string, o extproc.Options) (err error) {
 	ctx := cmd.Context()
 	p, err := f.newProcess(cmd.Name(), cmd.ErrOrStderr())
 	if err != nil {
@@ -58,13 +67,22 @@ func runExtproc(cmd *cobra.Command, f regionFlags, o extproc.Options) (err error
 	if err != nil {
 		return err
 	}
+	if relay != "" {
+		if o.Relay, err = listen(ctx, relay); err != nil {
+			return errors.Join(err, listener.Close())
+		}
+	}
 	o.Config, o.Store, o.Calibration, o.Secrets, o.Listener = holder, regional, regional, secret.NewResolver(secret.Options{}), listener
 	o.StoredIDs = regional
 	o.Cooldowns, o.Learner = regional, regional
 	o.Health, o.Registerer, o.Logger, o.StopTimeout = p.health, p.registry, p.logger, f.StopLimit
 	server, err := extproc.New(o)
 	if err != nil {
-		return errors.Join(err, listener.Close())
+		err = errors.Join(err, listener.Close())
+		if o.Relay != nil {
+			err = errors.Join(err, o.Relay.Close())
+		}
+		return err
 	}
 	return f.serve(ctx, p, func(ctx context.Context) error { return f.runConfigured(ctx, p, holder, server.Run) })
 }

@@ -62,7 +62,7 @@ func (r *region) steps(state *readiness) []step {
 		startStep(r.ownSpec(procXDS, r.AdminPort, "--config", r.configFile, "--listen", r.socket(procXDS),
 			"--state", filepath.Join(r.State, "xds.version"))),
 		startStep(r.ownSpec(procAuthz, r.AuthzPort, r.regionArgs(procAuthz)...)),
-		startStep(r.ownSpec(procExtproc, r.ExtprocPort, append(r.regionArgs(procExtproc), r.journalArgs()...)...)),
+		startStep(r.ownSpec(procExtproc, r.ExtprocPort, append(r.regionArgs(procExtproc), r.extprocArgs()...)...)),
 		startStep(r.ownSpec(procWorker, r.WorkerPort, "--ledger", r.Ledger)),
 		func(context.Context, *supervise.Supervisor) error { return r.writeEnvoyConfig() },
 		startStep(r.envoySpec()),
@@ -92,9 +92,15 @@ func (r *region) regionArgs(name string) []string {
 	}
 }
 
-func (r *region) journalArgs() []string {
-	return []string{"--journal", filepath.Join(r.State, "extproc.journal")}
+func (r *region) extprocArgs() []string {
+	return []string{"--journal", filepath.Join(r.State, "extproc.journal"), "--relay", r.socket(sockRelay), "--egress", r.socket(sockEgress)}
 }
+
+// The sockets that are no process's own.
+const (
+	sockRelay  = "relay"
+	sockEgress = "egress"
+)
 
 func (r *region) providerSpec() supervise.Spec {
 	return supervise.Spec{
@@ -162,6 +168,7 @@ func (r *region) writeEnvoyConfig() error {
 	b, err := envoy.Bootstrap(envoy.BootstrapOptions{
 		NodeID: "envoy-0", Region: r.config.GetRegion(), Admin: localAddr(r.EnvoyPort),
 		XDS: r.socket(procXDS), Authz: r.socket(procAuthz), Extproc: r.socket(procExtproc),
+		Relay: r.socket(sockRelay), Egress: r.socket(sockEgress),
 	})
 	if err != nil {
 		return fmt.Errorf("build Envoy bootstrap: %w", err)

@@ -842,9 +842,13 @@ type Model struct {
 	// with all that is below them, any method, unread: neither body nor answer is
 	// looked at, and a request costs the tool "call". Whoever may use the model may
 	// use them, on an account that all share. No path that Keyway reads can be among them.
-	Raw           []string `protobuf:"bytes,14,rep,name=raw,proto3" json:"raw,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Raw []string `protobuf:"bytes,14,rep,name=raw,proto3" json:"raw,omitempty"`
+	// EarlyHeartbeat is for models that think in silence: their streams go through
+	// the relay, which sends heartbeats before the provider has answered at all,
+	// and so commits to status 200 after the first one.
+	EarlyHeartbeat bool `protobuf:"varint,15,opt,name=early_heartbeat,json=earlyHeartbeat,proto3" json:"early_heartbeat,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Model) Reset() {
@@ -973,6 +977,13 @@ func (x *Model) GetRaw() []string {
 		return x.Raw
 	}
 	return nil
+}
+
+func (x *Model) GetEarlyHeartbeat() bool {
+	if x != nil {
+		return x.EarlyHeartbeat
+	}
+	return false
 }
 
 // Alias is another name for a model. Clients may send it; what counts for keys,
@@ -2088,7 +2099,7 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\x06egress\x18\x0f \x01(\tR\x06egress\">\n" +
 	"\fChannelModel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
-	"\bupstream\x18\x02 \x01(\tR\bupstream\"\xd6\x03\n" +
+	"\bupstream\x18\x02 \x01(\tR\bupstream\"\xff\x03\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12%\n" +
 	"\x0econtext_window\x18\x02 \x01(\x03R\rcontextWindow\x12\x1d\n" +
@@ -2106,7 +2117,8 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\theartbeat\x18\f \x01(\v2\x19.google.protobuf.DurationR\theartbeat\x128\n" +
 	"\n" +
 	"idle_limit\x18\r \x01(\v2\x19.google.protobuf.DurationR\tidleLimit\x12\x10\n" +
-	"\x03raw\x18\x0e \x03(\tR\x03raw\"c\n" +
+	"\x03raw\x18\x0e \x03(\tR\x03raw\x12'\n" +
+	"\x0fearly_heartbeat\x18\x0f \x01(\bR\x0eearlyHeartbeat\"c\n" +
 	"\x05Alias\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x16\n" +
