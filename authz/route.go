@@ -264,6 +264,9 @@ func (a ask) unroutable(r route, name string, now time.Time) *domain.Error {
 			Code: domain.CodeNotFound, NoRetry: true, Param: "previous_response_id",
 			Message: "What this request continues was made by a channel that this gateway no longer has. Send the whole input instead.",
 		}
+	case len(a.model.Channels) == 0 && len(r.picks) == 0 && !r.spoken:
+		// Its channels are withheld, all of them: the name is right.
+		return resting(r.soonest, now, 0)
 	case !r.spoken:
 		return &domain.Error{
 			Code: domain.CodeModelNotFound, NoRetry: true, Param: "model",

@@ -32,10 +32,11 @@ func (s *stack) writeConfig(v configValues) error {
 	data := struct {
 		configValues
 		Port  int
+		Dir   string
 		Lease string
 		Faces []face
 		Rests []string
-	}{configValues: v, Lease: lease.String(), Rests: resting}
+	}{configValues: v, Dir: s.dir, Lease: lease.String(), Rests: resting}
 	ca := filepath.Join(s.dir, "ca.pem")
 	if err := os.WriteFile(ca, s.provider.CAPEM(), 0o600); err != nil {
 		return err
@@ -53,6 +54,9 @@ func (s *stack) writeConfig(v configValues) error {
 	}
 	if s.config == "" {
 		s.config = filepath.Join(s.dir, "config.yaml")
+	}
+	if err := os.WriteFile(filepath.Join(s.dir, "native.sk"), []byte(faceKey("c")+"\n"), 0o600); err != nil {
+		return err
 	}
 	port, err := s.listenerPort()
 	if err != nil {
@@ -164,6 +168,7 @@ channels:
   - {name: think-tlsa, provider: patient-tlsa, secret: "file:{{(index .Faces 3).Secret}}", slots: 500, models: [{name: think-tlsa, upstream: m-think}, {name: muse-tlsa}]}
   - {name: silent-a, provider: a, secret: "file:{{(index .Faces 0).Secret}}", models: [{name: quiet-a, upstream: m-quiet}, {name: dead-a, upstream: m-dead}]}
   - {name: silent-tlsa, provider: tlsa, secret: "file:{{(index .Faces 3).Secret}}", models: [{name: quiet-tlsa, upstream: m-quiet}, {name: dead-tlsa, upstream: m-dead}]}
+  - {name: native, egress: native, provider: c, secret: "file:{{.Dir}}/native.sk", models: [{name: native, upstream: m-native}]}
   - {name: priced, provider: c, secret: "file:{{(index .Faces 2).Secret}}", models: [{name: priced}]}
 {{- range .Rests}}
   - {name: {{.}}-a, provider: a, secret: "file:{{(index $.Faces 0).Secret}}", cooldown: obey, slots: 5000, models: [{name: {{.}}, upstream: m-{{.}}}, {name: {{.}}-other, upstream: m-{{.}}-other}, {name: {{.}}-alone, upstream: m-{{.}}-alone}]}
@@ -191,6 +196,7 @@ models:
 {{- end}}
   - {name: m, context_window: 200000, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: m-h2, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: native, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: two, max_output: 64, prices: [{version: v1, input: "2", cache_read: "0.2", output: "8"}]}
   - {name: m-silent, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: m-slow, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}

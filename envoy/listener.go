@@ -35,6 +35,9 @@ const (
 	// of requests that nobody watched hangs on it.
 	flushMillis = 50
 	flushBytes  = 16 << 10
+	// runningPerLease is how often within a lease the log tells of a request
+	// that still runs.
+	runningPerLease = 3
 )
 
 // ingressListener is where clients come in: ext_authz, then the watch, then the router.
@@ -135,7 +138,11 @@ func ingressHCM(cfg *keywayv1.Config) (*hcmv3.HttpConnectionManager, error) {
 		HttpFilters:                   filters,
 		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{early},
 		AccessLog:                     []*accesslogv3.AccessLog{log},
-		LocalReplyConfig:              replies,
+		// An attempt that no service was asked for is seen to run by this alone.
+		AccessLogOptions: &hcmv3.HttpConnectionManager_HcmAccessLogOptions{
+			AccessLogFlushInterval: durationpb.New(cfg.GetLimits().GetLease().AsDuration() / runningPerLease),
+		},
+		LocalReplyConfig: replies,
 	}, nil
 }
 

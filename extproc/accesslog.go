@@ -47,6 +47,10 @@ func (s *Server) StreamAccessLogs(stream accesslogv3.AccessLogService_StreamAcce
 			return err
 		}
 		for _, raw := range msg.GetHttpLogs().GetLogEntry() {
+			if raw.GetCommonProperties().GetAccessLogType() == accesslogdatav3.AccessLogType_DownstreamPeriodic {
+				s.runs(raw)
+				continue
+			}
 			if s.known(raw) {
 				continue
 			}
@@ -54,6 +58,20 @@ func (s *Server) StreamAccessLogs(stream accesslogv3.AccessLogService_StreamAcce
 				s.ended(entry)
 			}
 		}
+	}
+}
+
+// runs takes the word of the access log that a request still waits for its
+// answer, and keeps its holds for another lease: native egress asks nobody who
+// could. Requests that have another owner here are left to it.
+func (s *Server) runs(raw *accesslogdatav3.HTTPAccessLogEntry) {
+	id := raw.GetRequest().GetRequestId()
+	if raw.GetResponse().GetResponseCode() != nil || s.leases.owned(id) || s.recent.has(id) {
+		return
+	}
+	if entry, ok := s.readEntry(raw); ok {
+		d := entry.decision
+		s.leases.hold(leaseOf(d, d.Last(entry.attempts)), s.now().Add(d.Lease))
 	}
 }
 

@@ -52,13 +52,22 @@ func (l *leases) hold(lease domain.Lease, until time.Time) {
 	defer l.mu.Unlock()
 	h, ok := l.held[lease.RequestID]
 	if !ok {
-		h = &held{due: time.Now().Add(firstRenewal)}
+		h = &held{due: time.Now().Add(min(firstRenewal, lease.TTL/renewalsPerLease))}
 		l.held[lease.RequestID] = h
 	}
 	h.lease = lease
 	if !ok || !h.until.IsZero() {
 		h.until = until
 	}
+}
+
+// owned reports whether a watch keeps the request's holds, or an attempt for
+// longer than its next lease.
+func (l *leases) owned(requestID string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h, ok := l.held[requestID]
+	return ok && (h.until.IsZero() || time.Until(h.until) > h.lease.TTL)
 }
 
 // drop ends the renewal of a request.

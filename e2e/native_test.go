@@ -1,0 +1,72 @@
+package e2e
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"keyway/domain"
+)
+
+// Whatever else runs in this form does so by the flag -egress; here is what is
+// particular to it.
+
+// Nobody is asked for an attempt of native egress, so the access log has to keep
+// the holds of one that waits for longer than a lease.
+func TestNativeEgressKeepsTheHoldsOfASilentAttempt(t *testing.T) {
+	t.Parallel()
+	s := sharedStack(t)
+	c := s.caller(t, newNonce(), "--policy", "flight1")
+	answered := make(chan received, 1)
+	go func() {
+		answered <- c.ask(t, ask{model: "native", script: `{"delay_headers_ms":9000,"usage":{"input_uncached":5,"output":7}}`})
+	}()
+	for end := time.Now().Add(lease + 3*time.Second); time.Now().Before(end); {
+		time.Sleep(lease / 8)
+		if leases := c.leases(t); len(leases) == 0 {
+			require.Empty(t, answered, "the request has ended: the test proves nothing")
+			require.WithinDuration(t, end.Add(-lease-3*time.Second), time.Now(), lease/2, "the hold is gone while the request runs")
+		}
+	}
+	refused := c.ask(t, ask{model: "native"})
+	assert.Equal(t, http.StatusTooManyRequests, refused.StatusCode, "%s", refused.body)
+	got := <-answered
+	require.Equal(t, http.StatusOK, got.StatusCode, "%s", got.body)
+	row := c.requireOneRowEach(t, 1)[0]
+	assert.Equal(t, domain.OutcomeSuccess, row.Outcome)
+	assert.Equal(t, int64(12), row.Usage.InputUncached+row.Usage.Output)
+	c.requireIdle(t)
+}
+
+// An SK that is taken away is not used any more, and one that comes back is,
+// without a change of the configuration.
+func TestNativeEgressFollowsItsSecret(t *testing.T) {
+	t.Parallel()
+	s := ownStack(t)
+	file := filepath.Join(s.dir, "native.sk")
+	c := s.caller(t, newNonce())
+	requireStatus := func(want int) received {
+		var got received
+		assert.Eventually(t, func() bool {
+			got = c.ask(t, ask{model: "native"})
+			return got.StatusCode == want
+		}, patience, 100*time.Millisecond)
+		require.Equal(t, want, got.StatusCode, "%s", got.body)
+		return got
+	}
+	requireStatus(http.StatusOK)
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	got := requireStatus(http.StatusServiceUnavailable)
+	assert.Contains(t, string(got.body), `"error"`)
+	assert.Equal(t, "false", got.Header.Get("X-Should-Retry"))
+	require.NoError(t, os.WriteFile(file, []byte("sk-wrong\n"), 0o600))
+	requireStatus(http.StatusBadGateway)
+	require.NoError(t, os.WriteFile(file, []byte(faceKey("c")+"\n"), 0o600))
+	requireStatus(http.StatusOK)
+	c.requireIdle(t)
+}
