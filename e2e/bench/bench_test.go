@@ -32,10 +32,15 @@ const (
 
 // The targets.
 const (
-	bareTarget   = "bare Envoy"
-	keywayTarget = "Keyway"
-	fullTarget   = "Keyway, all at once"
+	bareTarget       = "bare Envoy"
+	keywayTarget     = "Keyway"
+	nativeTarget     = "Keyway, native"
+	fullTarget       = "Keyway, all at once"
+	fullNativeTarget = "all at once, native"
 )
+
+// targetNames are the columns of the report; the first is what others are compared with.
+var targetNames = []string{bareTarget, keywayTarget, nativeTarget, fullTarget, fullNativeTarget}
 
 // figures are those of one target in one round.
 type figures struct {
@@ -69,7 +74,9 @@ func BenchmarkGateway(b *testing.B) {
 	targets := []target{
 		newTarget(bareTarget, r.bare, key, "bench"),
 		newTarget(keywayTarget, ingress, key, "bench"),
+		newTarget(nativeTarget, ingress, key, "native"),
 		newTarget(fullTarget, ingress, fullKey, "renamed"),
+		newTarget(fullNativeTarget, ingress, fullKey, "native-renamed"),
 	}
 	results := map[string][]figures{}
 	again := retries

@@ -126,14 +126,17 @@ var services = []string{"envoy", "authz", "extproc", "store", "worker", "xds"}
 
 const regionConfig = `
 region: bench
-listener: {address: 127.0.0.1, port: %s}
+listener: {address: 127.0.0.1, port: %[1]s}
 providers:
-  - {name: p, dialects: [openai], base_url: "http://%s/v1"}
+  - {name: p, dialects: [openai], base_url: "http://%[2]s/v1"}
 channels:
-  - {name: c, provider: p, secret: "file:%s", slots: 5000, models: [{name: bench}, {name: renamed, upstream: bench-upstream}]}
+  - {name: c, provider: p, secret: "file:%[3]s", slots: 5000, models: [{name: bench}, {name: renamed, upstream: bench-upstream}]}
+  - {name: n, provider: p, secret: "file:%[3]s", egress: native, slots: 5000, models: [{name: native, upstream: native}, {name: native-renamed, upstream: bench-upstream}]}
 models:
   - {name: bench, context_window: 200000, max_output: 4096, prices: [{version: v1, input: "2.5", output: "10"}]}
   - {name: renamed, context_window: 200000, max_output: 4096, prices: [{version: v1, input: "2.5", output: "10"}]}
+  - {name: native, context_window: 200000, max_output: 4096, prices: [{version: v1, input: "2.5", output: "10"}]}
+  - {name: native-renamed, context_window: 200000, max_output: 4096, prices: [{version: v1, input: "2.5", output: "10"}]}
 policies:
   - {name: all, rpm: 10000000, tpm: 1000000000, in_flight: 100000, budget_day: "100000000", budget_month: "100000000"}
   - {name: rates, rpm: 10000000, tpm: 1000000000, in_flight: 100000}

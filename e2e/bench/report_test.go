@@ -21,13 +21,24 @@ import (
 // write makes the report.
 func write(results map[string][]figures, profiles string) string {
 	var out strings.Builder
-	fmt.Fprintf(&out, "# Benchmarks\n\nWritten by `make bench`; do not edit the figures.\n\n%s\n", machine(slices.Concat(results[bareTarget], results[keywayTarget], results[fullTarget])))
-	out.WriteString(howTaken)
-	bare, keyway, full := results[bareTarget], results[keywayTarget], results[fullTarget]
-	row := func(label string, of func(figures) float64) {
-		fmt.Fprintf(&out, "| %s | %s | %s | %s |\n", label, spread(bare, of), spread(keyway, of), spread(full, of))
+	all := make([][]figures, len(targetNames))
+	for i, name := range targetNames {
+		all[i] = results[name]
 	}
-	out.WriteString("\n## Latency and throughput\n\n| | " + bareTarget + " | " + keywayTarget + " | " + fullTarget + " |\n| --- | --- | --- | --- |\n")
+	fmt.Fprintf(&out, "# Benchmarks\n\nWritten by `make bench`; do not edit the figures.\n\n%s\n", machine(slices.Concat(all...)))
+	out.WriteString(howTaken)
+	head := func(first string, columns ...string) {
+		fmt.Fprintf(&out, "\n| %s | %s |\n|%s\n", first, strings.Join(columns, " | "), strings.Repeat(" --- |", len(columns)+1))
+	}
+	row := func(label string, of func(figures) float64) {
+		fmt.Fprintf(&out, "| %s |", label)
+		for _, own := range all {
+			fmt.Fprintf(&out, " %s |", spread(own, of))
+		}
+		out.WriteString("\n")
+	}
+	out.WriteString("\n## Latency and throughput\n")
+	head("", targetNames...)
 	row("1 connection: requests/s", func(f figures) float64 { return f.aloneRate })
 	row("1 connection: p50, ms", func(f figures) float64 { return ms(f.aloneP50) })
 	row("1 connection: p99, ms", func(f figures) float64 { return ms(f.aloneP99) })
@@ -39,8 +50,8 @@ func write(results map[string][]figures, profiles string) string {
 	row("50 streams: chunk delay p50, ms", func(f figures) float64 { return ms(f.chunkP50) })
 	row("50 streams: chunk delay p99, ms", func(f figures) float64 { return ms(f.chunkP99) })
 
-	out.WriteString("\n## Processor time\n\nSeconds per 1 000 requests, 16 connections.\n\n| process | " +
-		bareTarget + " | " + keywayTarget + " | " + fullTarget + " |\n| --- | --- | --- | --- |\n")
+	out.WriteString("\n## Processor time\n\nSeconds per 1 000 requests, 16 connections.\n")
+	head("process", targetNames...)
 	row("Envoy", func(f figures) float64 { return f.envoy })
 	for _, name := range services[1:] {
 		row(name, func(f figures) float64 { return f.cpu[name] })
@@ -49,10 +60,14 @@ func write(results map[string][]figures, profiles string) string {
 	row(procProvider, func(f figures) float64 { return f.cpu[procProvider] })
 	row(procLoad, func(f figures) float64 { return f.cpu[procLoad] })
 
-	out.WriteString("\n## Against bare Envoy\n\nMedians of the ratios and differences of each round.\n\n| | aim | " +
-		keywayTarget + " | " + fullTarget + " |\n| --- | --- | --- | --- |\n")
+	out.WriteString("\n## Against bare Envoy\n\nMedians of the ratios and differences of each round.\n")
+	head("", append([]string{"aim"}, targetNames[1:]...)...)
 	against := func(label, aim string, of func(own, bare figures) float64) {
-		fmt.Fprintf(&out, "| %s | %s | %s | %s |\n", label, aim, spread(paired(keyway, bare, of), itself), spread(paired(full, bare, of), itself))
+		fmt.Fprintf(&out, "| %s | %s |", label, aim)
+		for _, own := range all[1:] {
+			fmt.Fprintf(&out, " %s |", spread(paired(own, all[0], of), itself))
+		}
+		out.WriteString("\n")
 	}
 	against("gateway's processor time, times bare Envoy's", "≤ 16", func(own, bare figures) float64 { return gatewayCPU(own) / gatewayCPU(bare) })
 	against("requests/s at 16 connections, of bare Envoy's", "≥ 0.08", func(own, bare figures) float64 { return own.crowdRate / bare.crowdRate })
@@ -77,7 +92,9 @@ load generator writes prepared requests of about 500 bytes over HTTP/1.1. Every
 request reserves, holds a slot, is settled and becomes a ledger row. "Keyway" has
 each kind of limit once: requests, tokens and concurrency on the key, money by
 day and month on its identity. "All at once" has all five on both, and another
-name for the model at the provider, so that every body is patched.
+name for the model at the provider, so that every body is patched. "Native" is
+the same over a channel with ` + "`egress: native`" + `: Envoy itself, and not extproc,
+sets credential, path and body of an attempt.
 
 Each round measures every target in turn, in alternating order: 3 s on one
 connection, 4 s on 16, then 50 streams of 50 chunks, each 40 ms after the last,
