@@ -20,6 +20,6 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('ZADD', KEYS[2], ends, ARGV[1])
 for i = 3, #KEYS do
   redis.call('ZADD', KEYS[i], ends, ARGV[1])
-  if redis.call('PTTL', KEYS[i]) < lease then redis.call('PEXPIRE', KEYS[i], lease) end
+  if redis.call('PTTL', KEYS[i]) < lease then redis.call('PEXPIRE', KEYS[i], 2 * lease) end
 end
 return 1

@@ -62,10 +62,12 @@ for i = 1, n do
   end
 end
 redis.call('ZREM', KEYS[2], request)
-redis.call('DEL', KEYS[1])
 if keep > 0 then
   redis.call('HSET', KEYS[1], 'state', record == '' and 'refunded' or 'settled')
-  redis.call('PEXPIRE', KEYS[1], keep)
+  -- One that was open has the expiry of its last sign of life.
+  if known then redis.call('HDEL', KEYS[1], 'decision', 'held', 'renewed') else redis.call('PEXPIRE', KEYS[1], keep) end
+else
+  redis.call('DEL', KEYS[1])
 end
 if record ~= '' then
   redis.call('XADD', KEYS[3], '*', 'v', ARGV[4], 'r', record)

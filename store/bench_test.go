@@ -71,9 +71,12 @@ func BenchmarkStore(b *testing.B) {
 	var columns []string
 	for _, top := range benchTopologies {
 		b.Run(top.name, func(b *testing.B) {
-			s := open(b, Options{URL: top.start(b)})
+			s := begun(b, top.start(b))
 			for _, keys := range []int{1, benchKeys} {
 				column := fmt.Sprintf("%s, %d keys", top.name, keys)
+				if keys == 1 {
+					column = top.name + ", 1 key"
+				}
 				columns = append(columns, column)
 				owners := make([]tenant, keys)
 				for i := range owners {
@@ -120,7 +123,7 @@ func benchLoad(b *testing.B, s *Store, owners []tenant) benchFigures {
 		began := time.Now()
 		a, err := s.Admit(context.Background(), d)
 		admitted := time.Now()
-		if err != nil || a.Refusal != nil || a.SlotRefused {
+		if err != nil || a.Refusal != nil || a.SlotRefused || a.BudgetsUnknown {
 			b.Errorf("admit: %+v %v", a, err)
 			return
 		}
