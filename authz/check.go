@@ -49,6 +49,9 @@ type Keys interface {
 type Reservations interface {
 	// Admit reserves d.Holds and a slot of the first candidate, all or nothing.
 	Admit(ctx context.Context, d domain.Decision) (domain.Admission, error)
+	// AdmitLate charges d.Holds whatever the limits say, for a request that went out
+	// while the store was away; idempotent.
+	AdmitLate(ctx context.Context, d domain.Decision) error
 	// Refund undoes an Admit whose outcome is unknown; idempotent.
 	Refund(ctx context.Context, d domain.Decision) error
 }
@@ -111,7 +114,7 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	if len(d.Candidates) == 0 {
 		return Admitted{}, resting(way.soonest, s.now(), len(way.picks))
 	}
-	admission, err := s.reserve(ctx, &d, terms.open)
+	admission, err := s.reserve(ctx, &d, terms)
 	if trial != nil && (err != nil || d.Candidates[0].Channel != trial.Channel) {
 		s.giveBack(ctx, *trial)
 	}
@@ -158,8 +161,8 @@ func clip(s string) string {
 // reserve takes the holds and the first free slot of the ranked list. Channels
 // before it, whose slots are all taken, leave d.Candidates. What is leased is
 // taken here, and a request that needs no more goes out before its reservation
-// is written. Without the store, what fits into the open window goes out unreserved.
-func (s *Server) reserve(ctx context.Context, d *domain.Decision, open time.Duration) (domain.Admission, error) {
+// is written. Without the store, what its policies allow then goes out unreserved.
+func (s *Server) reserve(ctx context.Context, d *domain.Decision, t terms) (domain.Admission, error) {
 	if r := s.lending.take(d); r != nil {
 		return domain.Admission{}, refused(*r, d)
 	}
@@ -173,9 +176,8 @@ func (s *Server) reserve(ctx context.Context, d *domain.Decision, open time.Dura
 		s.outage.over(s.now())
 	}
 	switch {
-	case errors.Is(err, domain.ErrStoreDown) && s.outage.admits(d.Holds, open, s.now()):
+	case errors.Is(err, domain.ErrStoreDown) && s.goesBlind(d, t.own, t.shared):
 		// Should the hold have been written all the same, the settlement ends it.
-		s.metrics.openAdmissions.Inc()
 		return domain.Admission{}, nil
 	case err != nil:
 		s.lending.putBack(d.Holds)
@@ -186,7 +188,8 @@ func (s *Server) reserve(ctx context.Context, d *domain.Decision, open time.Dura
 		}
 		return domain.Admission{}, fmt.Errorf("reserve: %w", err)
 	case admission.BudgetsUnknown:
-		s.unknown.note(s.logger, s.now())
+		s.lending.putBack(d.Holds)
+		s.unknown.note(s.logger, s.now(), "budgeted requests are refused: the store is new or has lost writes, and no worker has rebuilt its budgets from the ledger yet; is one running?")
 		s.metrics.budgetsUnknown.Inc()
 		return admission, errBudgetsUnknown
 	case admission.Refusal != nil:

@@ -47,6 +47,7 @@ type fakeReservations struct {
 	admission domain.Admission
 	err       error
 	admitted  []domain.Decision
+	late      []domain.Decision
 	refunded  chan domain.Decision
 }
 
@@ -58,6 +59,15 @@ func (f *fakeReservations) Admit(_ context.Context, d domain.Decision) (domain.A
 	a.Remaining = make([]int64, len(d.Holds))
 	a.Reset = make([]time.Duration, len(d.Holds))
 	return a, f.err
+}
+
+func (f *fakeReservations) AdmitLate(_ context.Context, d domain.Decision) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err == nil {
+		f.late = append(f.late, d)
+	}
+	return f.err
 }
 
 func (f *fakeReservations) Refund(_ context.Context, d domain.Decision) error {

@@ -12,13 +12,24 @@ import (
 // admittedLabel is the value of the label code for a request that was admitted.
 const admittedLabel = "admitted"
 
+// The modes in which a request goes out while the store is away.
+const (
+	modeOpenWindow = "open_window"
+	modeOptimistic = "optimistic"
+)
+
+// journalSize tells how many admissions wait, and how many bytes they are.
+type journalSize func() (entries int, bytes int64)
+
 // metrics are what authz counts. Labels are closed: code is admittedLabel or a domain.Code,
 // channel is configured.
 type metrics struct {
 	checks         *prometheus.CounterVec
 	duration       prometheus.Histogram
 	refundsDropped prometheus.Counter
-	openAdmissions prometheus.Counter
+	// outageAdmissions are by modeOpenWindow or modeOptimistic.
+	outageAdmissions *prometheus.CounterVec
+	replayed         prometheus.Counter
 
 	leasedAdmissions prometheus.Counter
 	notesDropped     prometheus.Counter
@@ -30,7 +41,7 @@ type metrics struct {
 	shown map[string]domain.HealthState
 }
 
-func newMetrics(r prometheus.Registerer) *metrics {
+func newMetrics(r prometheus.Registerer, journal journalSize) *metrics {
 	m := &metrics{
 		checks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "keyway_authz_checks_total",
@@ -45,9 +56,13 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Name: "keyway_authz_refunds_dropped_total",
 			Help: "Uncertain reservations left to the sweeper because too many waited for the store.",
 		}),
-		openAdmissions: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "keyway_authz_open_admissions_total",
-			Help: "Requests admitted while the store was away, within the open window of their policies.",
+		outageAdmissions: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "keyway_authz_outage_admissions_total",
+			Help: "Requests admitted while the store was away, by what their policies allow then: open_window, optimistic.",
+		}, []string{"mode"}),
+		replayed: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "keyway_authz_admissions_replayed_total",
+			Help: "Optimistic admissions that were charged once the store was back.",
 		}),
 		leasedAdmissions: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "keyway_authz_leased_admissions_total",
@@ -70,7 +85,20 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		Name: "keyway_authz_channels_out",
 		Help: "Channels that are out until an operator acts: the account is out of money, or its credential is refused.",
 	})
-	r.MustRegister(m.checks, m.duration, m.refundsDropped, m.openAdmissions, m.budgetsUnknown, m.leasedAdmissions, m.notesDropped, m.channelState, m.channelsOut)
+	r.MustRegister(m.checks, m.duration, m.refundsDropped, m.outageAdmissions, m.replayed, m.budgetsUnknown, m.leasedAdmissions, m.notesDropped, m.channelState, m.channelsOut)
+	for _, mode := range []string{modeOpenWindow, modeOptimistic} {
+		m.outageAdmissions.WithLabelValues(mode)
+	}
+	r.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "keyway_authz_journal_entries",
+			Help: "Optimistic admissions that wait in the journal for the store.",
+		}, func() float64 { n, _ := journal(); return float64(n) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "keyway_authz_journal_bytes",
+			Help: "Length of the journal's file; it is emptied when every admission in it has landed.",
+		}, func() float64 { _, size := journal(); return float64(size) }),
+	)
 	return m
 }
 

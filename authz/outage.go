@@ -17,29 +17,64 @@ const (
 	maxOpenBuckets = 100_000
 )
 
-// openWindow is for how long a request's limits may be kept by each replica on
-// its own: the shortest window of the policies that limit it, and 0 where
-// anything but a rate of theirs does.
-func openWindow(holds []domain.Hold, own, shared domain.Policy) time.Duration {
-	windows := map[domain.Scope]time.Duration{
-		domain.ScopeKey: own.OpenWindow, domain.ScopeKeyModel: own.OpenWindow,
-		domain.ScopeIdentity: shared.OpenWindow, domain.ScopeIdentityModel: shared.OpenWindow,
-	}
-	var open time.Duration
-	for i, h := range holds {
-		window := windows[h.Scope]
-		if h.Kind != domain.LimitRPM && h.Kind != domain.LimitTPM && h.Kind != domain.LimitCountTokens {
-			window = 0
-		}
-		if i == 0 || window < open {
-			open = window
-		}
-	}
-	return open
+// blind is how far a request may go out while the store is away.
+type blind struct {
+	// open is for how long after the outage began; 0 is not at all.
+	open time.Duration
+	// most is what each hold's bucket may give in the whole outage, by the order of
+	// the holds and in their units.
+	most []int64
+	// credit: money is spent, so the journal comes first.
+	credit bool
 }
 
-// outage bounds what is admitted while the store is away: of each rate, what it
-// gives within the open window, once per outage.
+// mode is the label of such an admission.
+func (b blind) mode() string {
+	if b.credit {
+		return modeOptimistic
+	}
+	return modeOpenWindow
+}
+
+// blindly finds how far a request may go out: for the shortest window of the
+// policies that limit it, each rate by what it gives within that, money by the
+// policy's credit, and places in flight once. Everything else forbids it.
+func blindly(holds []domain.Hold, own, shared domain.Policy) (b blind) {
+	policies := make([]domain.Policy, len(holds))
+	for i, h := range holds {
+		switch h.Scope {
+		case domain.ScopeKey, domain.ScopeKeyModel:
+			policies[i] = own
+		case domain.ScopeIdentity, domain.ScopeIdentityModel:
+			policies[i] = shared
+		default: // the region's ceiling has no policy that could say so
+		}
+		if i == 0 || policies[i].OpenWindow < b.open {
+			b.open = policies[i].OpenWindow
+		}
+	}
+	b.most = make([]int64, len(holds))
+	for i, h := range holds {
+		credit := policies[i].OptimisticMicros
+		switch {
+		case h.Kind == domain.LimitRPM || h.Kind == domain.LimitTPM:
+			// Config bounds both, so that the product fits.
+			b.most[i] = h.Limit * b.open.Milliseconds() / time.Minute.Milliseconds()
+		case credit == 0:
+			return blind{}
+		case h.Kind.IsBudget():
+			b.most[i], b.credit = credit, true
+		case h.Kind == domain.LimitInFlight:
+			b.most[i] = h.Limit // nobody tells this replica when a place is free again
+		default:
+			return blind{}
+		}
+	}
+	return b
+}
+
+// outage bounds what is admitted while the store is away: of each bucket what
+// blind says, once per outage.
 type outage struct {
 	// away spares the lock while all is well.
 	away atomic.Bool
@@ -56,13 +91,12 @@ type complaint struct{ last atomic.Int64 }
 
 const complaintPause = 10 * time.Second
 
-// note complains that budgets are unknown.
-func (c *complaint) note(log *slog.Logger, now time.Time) {
+func (c *complaint) note(log *slog.Logger, now time.Time, message string, args ...any) {
 	last := c.last.Load()
 	if now.UnixNano()-last < int64(complaintPause) || !c.last.CompareAndSwap(last, now.UnixNano()) {
 		return
 	}
-	log.Error("budgeted requests are refused: the store is new or has lost writes, and no worker has rebuilt its budgets from the ledger yet; is one running?")
+	log.Error(message, args...)
 }
 
 func newOutage() *outage { return &outage{spent: map[rateBucket]int64{}} }
@@ -78,9 +112,22 @@ func (o *outage) over(now time.Time) {
 	o.began, o.ended = time.Time{}, now
 }
 
+// remember counts what went out blindly before this process began, so that its
+// successor in the same outage has no credit of its own.
+func (o *outage) remember(decisions []domain.Decision, now time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.ended = now
+	for _, d := range decisions {
+		for _, h := range d.Holds {
+			o.spent[bucketOf(h)] += h.Amount
+		}
+	}
+}
+
 // admits notes that the store is away, and reports whether holds fit into what
-// is left of the window open; if so they are charged, all of them.
-func (o *outage) admits(holds []domain.Hold, open time.Duration, now time.Time) bool {
+// is left of b; if so they are charged, all of them.
+func (o *outage) admits(holds []domain.Hold, b blind, now time.Time) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.began.IsZero() {
@@ -90,16 +137,16 @@ func (o *outage) admits(holds []domain.Hold, open time.Duration, now time.Time) 
 		o.began = now
 		o.away.Store(true)
 	}
-	if open <= 0 || now.Sub(o.began) > open {
+	if b.open <= 0 || now.Sub(o.began) > b.open {
 		return false
 	}
-	for _, h := range holds {
+	for i, h := range holds {
 		if h.Leased {
 			continue // taken when the store was there
 		}
 		bucket := bucketOf(h)
 		spent, known := o.spent[bucket]
-		if !known && len(o.spent) >= maxOpenBuckets || spent+h.Amount > allowance(h, open) {
+		if !known && len(o.spent) >= maxOpenBuckets || spent+h.Amount > b.most[i] {
 			return false
 		}
 	}
@@ -109,10 +156,4 @@ func (o *outage) admits(holds []domain.Hold, open time.Duration, now time.Time) 
 		}
 	}
 	return true
-}
-
-// allowance is what the rate of h gives within open. Config bounds both, so
-// that the product fits.
-func allowance(h domain.Hold, open time.Duration) int64 {
-	return h.Limit * open.Milliseconds() / time.Minute.Milliseconds()
 }

@@ -21,7 +21,7 @@ func rpm(id string, limit int64) domain.Hold {
 
 func admittedOf(o *outage, tries int, at time.Time, holds ...domain.Hold) (n int) {
 	for range tries {
-		if o.admits(holds, 10*time.Second, at) {
+		if o.admits(holds, blindly(holds, domain.Policy{OpenWindow: 10 * time.Second}, domain.Policy{}), at) {
 			n++
 		}
 	}
@@ -64,9 +64,10 @@ func TestOutageRemembersABoundedNumber(t *testing.T) {
 	require.Equal(t, 0, admittedOf(o, 1, now.Add(time.Second), rpm("late", 600)), "it follows another one closely")
 }
 
-func TestOpenWindow(t *testing.T) {
+func TestBlindly(t *testing.T) {
 	t.Parallel()
 	open, short, refusing := domain.Policy{OpenWindow: 9 * time.Second}, domain.Policy{OpenWindow: 4 * time.Second}, domain.Policy{}
+	trusting := domain.Policy{OpenWindow: 9 * time.Second, OptimisticMicros: 500}
 	hold := func(kind domain.LimitKind, scope domain.Scope) domain.Hold {
 		return domain.Hold{Kind: kind, Scope: scope}
 	}
@@ -76,15 +77,18 @@ func TestOpenWindow(t *testing.T) {
 		want        time.Duration
 	}{
 		"no limit has no policy that could say so": {nil, open, open, 0},
-		"rates of both":            {[]domain.Hold{hold(domain.LimitRPM, domain.ScopeKey), hold(domain.LimitTPM, domain.ScopeIdentity)}, open, short, 4 * time.Second},
-		"a model's rate":           {[]domain.Hold{hold(domain.LimitTPM, domain.ScopeKeyModel)}, open, refusing, 9 * time.Second},
-		"one of them refuses":      {[]domain.Hold{hold(domain.LimitRPM, domain.ScopeKey), hold(domain.LimitRPM, domain.ScopeIdentity)}, open, refusing, 0},
-		"a budget of the identity": {[]domain.Hold{hold(domain.LimitRPM, domain.ScopeKey), hold(domain.LimitBudgetDay, domain.ScopeIdentity)}, open, open, 0},
-		"the region's ceiling":     {[]domain.Hold{hold(domain.LimitRPM, domain.ScopeKey), hold(domain.LimitRPM, domain.ScopeRegion)}, open, open, 0},
+		"rates of both":                 {[]domain.Hold{hold(domain.LimitRPM, domain.ScopeKey), hold(domain.LimitTPM, domain.ScopeIdentity)}, open, short, 4 * time.Second},
+		"a model's rate":                {[]domain.Hold{hold(domain.LimitTPM, domain.ScopeKeyModel)}, open, refusing, 9 * time.Second},
+		"one of them refuses":           {[]domain.Hold{hold(domain.LimitRPM, domain.ScopeKey), hold(domain.LimitRPM, domain.ScopeIdentity)}, open, refusing, 0},
+		"a budget of the identity":      {[]domain.Hold{hold(domain.LimitRPM, domain.ScopeKey), hold(domain.LimitBudgetDay, domain.ScopeIdentity)}, open, open, 0},
+		"the region's ceiling":          {[]domain.Hold{hold(domain.LimitRPM, domain.ScopeKey), hold(domain.LimitRPM, domain.ScopeRegion)}, open, open, 0},
+		"a budget on credit and a rate": {[]domain.Hold{hold(domain.LimitBudgetDay, domain.ScopeKey), hold(domain.LimitRPM, domain.ScopeIdentity)}, trusting, short, 4 * time.Second},
+		"a budget of the other one":     {[]domain.Hold{hold(domain.LimitRPM, domain.ScopeKey), hold(domain.LimitBudgetDay, domain.ScopeIdentity)}, trusting, open, 0},
+		"images":                        {[]domain.Hold{hold(domain.LimitImagesDay, domain.ScopeKey)}, trusting, open, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			require.Equal(t, tt.want, openWindow(tt.holds, tt.own, tt.shared))
+			require.Equal(t, tt.want, blindly(tt.holds, tt.own, tt.shared).open)
 		})
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"keyway/config"
 	"keyway/domain"
 	"keyway/envoy"
+	"keyway/journal"
 	"keyway/telemetry"
 	"keyway/wire"
 )
@@ -48,7 +49,7 @@ type KeyChanges interface {
 }
 
 // Options are what a Server needs; all of it is mandatory but BodyBytes, KeyTTL,
-// StopTimeout, Now and Random.
+// StopTimeout, JournalFile, JournalBytes, Now and Random.
 type Options struct {
 	Config       *config.Holder
 	Keys         Keys
@@ -71,8 +72,13 @@ type Options struct {
 	KeyTTL time.Duration
 	// StopTimeout bounds the wait for running checks at the stop; 0 is 5 s.
 	StopTimeout time.Duration
-	Now         func() time.Time
-	Random      func() float64
+	// JournalFile keeps optimistic admissions until the store is back; without one
+	// policies that allow them refuse.
+	JournalFile string
+	// JournalBytes bounds it; 0 is DefaultJournalBytes.
+	JournalBytes int64
+	Now          func() time.Time
+	Random       func() float64
 }
 
 // Server is the authz service.
@@ -97,8 +103,13 @@ type Server struct {
 	calibration *calibration
 	outage      *outage
 	lending     *lending
-	unknown     complaint
-	draining    atomic.Bool
+	// journal is nil until Run has opened it, and where there is none.
+	journal      atomic.Pointer[journal.Journal[domain.Decision]]
+	journalFile  string
+	journalBytes int64
+	// What is wrong for many requests is logged now and then.
+	unknown, unwritten, unlanded complaint
+	draining                     atomic.Bool
 
 	channelHealth *health
 }
@@ -116,17 +127,22 @@ func New(o Options) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make key cache: %w", err)
 	}
-	m := newMetrics(o.Registerer)
 	s := &Server{
+		journalFile: o.JournalFile, journalBytes: o.JournalBytes,
 		config: o.Config, keyChanges: o.KeyChanges, reservations: o.Reservations, stored: o.StoredIDs,
-		listener: o.Listener, health: o.Health, logger: o.Logger, metrics: m,
+		listener: o.Listener, health: o.Health, logger: o.Logger,
 		stopTimeout: o.StopTimeout, now: o.Now, random: o.Random,
-		keys:    keys,
-		refunds: newRefunds(o.Reservations, o.Logger, m.refundsDropped.Inc),
-		bodies:  &bodyBudget{limit: o.BodyBytes},
+		keys:   keys,
+		bodies: &bodyBudget{limit: o.BodyBytes},
 
 		calibration: &calibration{from: o.Calibrations},
 		outage:      newOutage(),
+	}
+	m := newMetrics(o.Registerer, s.journalSize)
+	s.metrics = m
+	s.refunds = newRefunds(o.Reservations, o.Logger, m.refundsDropped.Inc)
+	if s.journalBytes == 0 {
+		s.journalBytes = DefaultJournalBytes
 	}
 	s.channelHealth = &health{
 		from: o.Cooldowns, stats: o.ChannelStats, channels: s.channels, metrics: m,
@@ -152,9 +168,12 @@ func New(o Options) (*Server, error) {
 // running ones end and gives back what is uncertain.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.keys.close()
+	if err := s.openJournal(); err != nil {
+		return errors.Join(err, s.listener.Close())
+	}
 	server := telemetry.NewGRPC(recvBytes)
 	authv3.RegisterAuthorizationServer(server, s)
-	return telemetry.ServeGRPC(ctx, telemetry.ServeGRPCOptions{
+	err := telemetry.ServeGRPC(ctx, telemetry.ServeGRPCOptions{
 		Server: server, Listener: s.listener, Health: s.health, StopLimit: s.stopTimeout,
 		Stopping: func() { s.draining.Store(true) },
 		Background: []func(context.Context) error{
@@ -164,8 +183,18 @@ func (s *Server) Run(ctx context.Context) error {
 			s.channelHealth.follow,
 			func(ctx context.Context) error { s.lending.run(ctx); return nil },
 			s.followKeys,
+			s.replay,
 		},
 	})
+	return errors.Join(err, s.closeJournal())
+}
+
+func (s *Server) journalSize() (entries int, bytes int64) {
+	j := s.journal.Load()
+	if j == nil {
+		return 0, 0
+	}
+	return j.Len(), j.Size()
 }
 
 // followKeys drops cached keys that have changed.

@@ -3,7 +3,6 @@ package authz
 import (
 	"math"
 	"slices"
-	"time"
 
 	"keyway/config"
 	"keyway/domain"
@@ -35,8 +34,8 @@ type terms struct {
 	// inject is the cap, in tokens for each answer, that has to go into the
 	// request so that the hold is enough; 0 is none.
 	inject int64
-	// open is for how long the request's limits may be kept without the store.
-	open time.Duration
+	// own and shared are the policies of the key and of its identity.
+	own, shared domain.Policy
 }
 
 // decide sizes the hold: the corrected estimate of the prompt and the largest
@@ -91,7 +90,7 @@ func (s *Server) decide(z sizing) (domain.Decision, terms) {
 		PromptTokens: sizes[0].prompt, OutputCap: sizes[0].output, PromptEstimate: z.peek.PromptTokens, Class: sizes[0].class,
 		AdmittedAt: now, Price: z.price(first), Units: z.peek.Units, Holds: holds, Lease: z.snap.Lease,
 		Heartbeat: first.Heartbeat, IdleLimit: first.IdleLimit,
-	}, terms{inject: inject, open: openWindow(holds, own, shared)}
+	}, terms{inject: inject, own: own, shared: shared}
 }
 
 // spokenTokensPerTen is how many tokens of sound ten characters become: some 15

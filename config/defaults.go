@@ -71,8 +71,9 @@ const (
 	// costUsual is the cost of a channel that says nothing of it.
 	costUsual = "1"
 
-	storeDownRefuse = "refuse"
-	storeDownOpen   = "open_window"
+	storeDownRefuse     = "refuse"
+	storeDownOpen       = "open_window"
+	storeDownOptimistic = "optimistic"
 
 	cooldownObey    = "obey"
 	cooldownObserve = "observe"
@@ -127,7 +128,7 @@ func FillDefaults(cfg *keywayv1.Config) {
 		orDefault(&p.Cap, capTrust)
 		orDefault(&p.OnStoreDown, storeDownRefuse)
 		orDefault(&p.RateMode, rateModeCentral)
-		if p.OnStoreDown == storeDownOpen {
+		if p.OnStoreDown == storeDownOpen || p.OnStoreDown == storeDownOptimistic {
 			orDuration(&p.OpenWindow, DefaultOpenWindow)
 		}
 	}

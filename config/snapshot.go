@@ -218,6 +218,7 @@ func compilePolicy(p *keywayv1.Policy) domain.Policy {
 		InjectCap:         p.Cap == capInject,
 		Leased:            p.RateMode == rateModeLeased,
 		OpenWindow:        p.OpenWindow.AsDuration(),
+		OptimisticMicros:  micros(p.OptimisticBudget),
 		CountTokensRPM:    p.CountTokensRpm,
 	}
 	if len(p.Models) > 0 {

@@ -112,7 +112,11 @@ func TestCompile(t *testing.T) {
 					BudgetDayMicros: 1_500_000, BudgetMonthMicros: 15_000_000, ImagesDay: 5, TimeZone: "Europe/Berlin",
 				}},
 			},
-			"empty":  {Name: "empty", TimeZone: "UTC"},
+			"empty": {Name: "empty", TimeZone: "UTC"},
+			"trusting": {
+				Name: "trusting", BudgetDayMicros: 50_000_000, InFlight: 8, TimeZone: "UTC",
+				OpenWindow: 10 * time.Second, OptimisticMicros: 1_500_000,
+			},
 			"steady": {Name: "steady", RPM: 600, TimeZone: "UTC", OpenWindow: 5 * time.Second},
 			"local": {
 				Name: "local", TimeZone: "UTC", Leased: true,

@@ -37,18 +37,27 @@ const (
 )
 
 func (c *checker) storeDown(at string, p *keywayv1.Policy) {
+	if p.OnStoreDown != storeDownOptimistic && p.OptimisticBudget != "" {
+		c.add(at+".optimistic_budget", "is only used with on_store_down: %s", storeDownOptimistic)
+	}
 	switch p.OnStoreDown {
 	case storeDownRefuse:
 		if p.OpenWindow != nil {
-			c.add(at+".open_window", "is only used with on_store_down: %s", storeDownOpen)
+			c.add(at+".open_window", "is only used with on_store_down: %s or %s", storeDownOpen, storeDownOptimistic)
 		}
 		return
 	case storeDownOpen:
+		c.openWindow(at, p)
+	case storeDownOptimistic:
+		c.optimistic(at, p)
 	default:
-		c.add(at+".on_store_down", "%s is not known; known: %s, %s", quote(p.OnStoreDown), storeDownRefuse, storeDownOpen)
+		c.add(at+".on_store_down", "%s is not known; known: %s, %s, %s", quote(p.OnStoreDown), storeDownRefuse, storeDownOpen, storeDownOptimistic)
 		return
 	}
 	c.duration(at+".open_window", p.OpenWindow, span{minOpenWindow, maxOpenWindow})
+}
+
+func (c *checker) openWindow(at string, p *keywayv1.Policy) {
 	if p.Rpm == 0 && p.Tpm == 0 {
 		c.add(at+".on_store_down", "%q needs rpm or tpm, by which it is bounded", storeDownOpen)
 	}
@@ -58,6 +67,23 @@ func (c *checker) storeDown(at string, p *keywayv1.Policy) {
 	}
 	if !only {
 		c.add(at+".on_store_down", "%q is for rpm and tpm; budgets, in_flight and images_day cannot be kept without the store", storeDownOpen)
+	}
+}
+
+func (c *checker) optimistic(at string, p *keywayv1.Policy) {
+	if p.OptimisticBudget == "" {
+		c.add(at+".optimistic_budget", "is missing: what a replica of authz may let one key or identity spend within an outage, such as \"1.00\"")
+	} else if micros, err := ParseMicros(p.OptimisticBudget); err == nil && micros == 0 {
+		c.add(at+".optimistic_budget", "must be above 0")
+	} else {
+		c.amount(at+".optimistic_budget", p.OptimisticBudget, maxBudgetMicros)
+	}
+	images := p.ImagesDay > 0
+	for _, m := range p.Models {
+		images = images || m.ImagesDay > 0
+	}
+	if images {
+		c.add(at+".on_store_down", "%q cannot keep images_day without the store", storeDownOptimistic)
 	}
 }
 

@@ -86,9 +86,12 @@ type Policy struct {
 	// Leased: each replica of authz takes of the rates, those of Models included,
 	// ahead of the requests, and gives out what it has taken without asking.
 	Leased bool
-	// OpenWindow is for how long after the store went away rates are bounded by
-	// each replica on its own; 0 refuses at once. Only rates can be.
+	// OpenWindow is for how long after the store went away limits are kept by
+	// each replica on its own; 0 refuses at once.
 	OpenWindow time.Duration
+	// OptimisticMicros is what each replica may then let one owner spend, in
+	// millionths of the currency unit; 0 admits nothing but what only rates limit.
+	OptimisticMicros int64
 }
 
 // Hold is the share of one QuotaBucket that a reservation takes.

@@ -78,6 +78,9 @@ type Decision struct {
 	Lease time.Duration
 	// FirstByteLimit is how long one attempt may wait for response headers.
 	FirstByteLimit time.Duration
+	// Unreserved: it was admitted while the store was away, and its holds come
+	// later, out of authz's journal.
+	Unreserved bool
 	// Heartbeat and IdleLimit are the model's: after how long a silent stream
 	// gets a heartbeat, and after how long it is ended. 0 never does.
 	Heartbeat time.Duration
@@ -193,6 +196,8 @@ type Lease struct {
 	// Channel is the one whose slot is held; "" for none.
 	Channel string
 	TTL     time.Duration
+	// Unreserved: that nobody knows the request yet does not mean that it has ended.
+	Unreserved bool
 }
 
 // ExpiredReservation is one whose lease ended unsettled.

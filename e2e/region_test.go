@@ -272,6 +272,7 @@ policies:
   - {name: injected, budget_day: "1", cap: inject}
   - {name: trusted, budget_day: "1"}
   - {name: open, rpm: 80, on_store_down: open_window, open_window: 30s}
+  - {name: trusting, budget_day: "1", in_flight: 1000, on_store_down: optimistic, optimistic_budget: "0.001", open_window: 30s}
   - {name: leased, rpm: 6000, tpm: 60000000, rate_mode: leased}
 aliases:
   - {name: fall-latest, model: fall}

@@ -145,7 +145,7 @@ func (s *Server) takeSlot(ctx context.Context, a attempt) error {
 const firstByteMargin = 10 * time.Second
 
 func leaseOf(d domain.Decision, c domain.Candidate) domain.Lease {
-	l := domain.Lease{RequestID: d.RequestID, Identity: d.Identity, Holds: d.Holds, TTL: d.Lease}
+	l := domain.Lease{RequestID: d.RequestID, Identity: d.Identity, Holds: d.Holds, TTL: d.Lease, Unreserved: d.Unreserved}
 	if c.Slots > 0 {
 		l.Channel = c.Channel
 	}

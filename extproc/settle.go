@@ -62,7 +62,7 @@ func (s *Server) land(ctx context.Context, settlement domain.Settlement) (domain
 // keepOpen keeps the sweeper from a reservation whose settlement waits in the
 // journal. The request itself is over: its leases and its slot may end.
 func (s *Server) keepOpen(d domain.Decision) {
-	s.leases.hold(domain.Lease{RequestID: d.RequestID, Identity: d.Identity, TTL: d.Lease}, time.Time{})
+	s.leases.hold(domain.Lease{RequestID: d.RequestID, Identity: d.Identity, TTL: d.Lease, Unreserved: d.Unreserved}, time.Time{})
 }
 
 // settled counts and logs what a settlement did, once.
@@ -76,7 +76,7 @@ func (s *Server) settled(settlement domain.Settlement, result domain.SettleResul
 	if !d.PriceOf(d.Last(r.Attempt)).PricesTier(r.Usage.Tier) {
 		s.metrics.unpricedTiers.Inc()
 	}
-	if result == domain.SettleUnknown {
+	if result == domain.SettleUnknown && !settlement.Decision.Unreserved {
 		s.logger.Warn("settled a reservation that the store does not know", telemetry.RequestID(r.RequestID))
 	}
 	s.logger.LogAttrs(context.Background(), slog.LevelInfo, "request settled",

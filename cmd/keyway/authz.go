@@ -22,9 +22,10 @@ func newAuthz() *cobra.Command {
 that key may use the model, what it may cost, and which channels may serve it.
 Limits are checked and charged in one step in the region's store.
 
-It keeps nothing of a request, so any number of replicas may run. At a stop it
-turns unready, refuses new checks, answers those that run, and gives back what
-is uncertain.`,
+It keeps nothing of a request, so any number of replicas may run; but where
+policies are optimistic, what it admits while the store is away lies in --journal
+until it is charged. At a stop it turns unready, refuses new checks, answers those
+that run, and gives back what is uncertain.`,
 		Example: `  keyway authz --listen unix:/run/keyway/authz.sock --xds unix:/run/keyway/xds.sock
   KEYWAY_REDIS_URL=rediss://… keyway authz --listen 0.0.0.0:9001 --xds xds:9090 --region eu-1`,
 		Args: cobra.NoArgs,
@@ -35,6 +36,9 @@ is uncertain.`,
 		"Largest sum of request bodies, in bytes, that may be on their way to providers at once.")
 	cmd.Flags().DurationVar(&o.KeyTTL, "key-ttl", authz.DefaultKeyTTL,
 		"Longest time that a changed key is not noticed where the message of its change is lost (a duration such as 30s, the most).")
+	cmd.Flags().StringVar(&o.JournalFile, "journal", "",
+		"File for what optimistic policies admit while the store is away; this process's own, it must outlive it. Empty lets them refuse.")
+	cmd.Flags().Int64Var(&o.JournalBytes, "journal-bytes", authz.DefaultJournalBytes, "Largest size of the journal in bytes; when it is full, optimistic policies refuse.")
 	allFromEnvironment(cmd, map[string]string{"store": envStore})
 	return cmd
 }
@@ -43,6 +47,9 @@ is uncertain.`,
 func runAuthz(cmd *cobra.Command, f regionFlags, o authz.Options) (err error) {
 	if o.KeyTTL <= 0 {
 		return fmt.Errorf("--key-ttl %s is not positive", o.KeyTTL)
+	}
+	if o.JournalBytes <= 0 {
+		return fmt.Errorf("--journal-bytes %d is not positive", o.JournalBytes)
 	}
 	ctx := cmd.Context()
 	p, err := f.newProcess(cmd.Name(), cmd.ErrOrStderr())

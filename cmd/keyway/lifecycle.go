@@ -61,7 +61,7 @@ func (r *region) steps(state *readiness) []step {
 		startStep(r.providerSpec()),
 		startStep(r.ownSpec(procXDS, r.AdminPort, "--config", r.configFile, "--listen", r.socket(procXDS),
 			"--state", filepath.Join(r.State, "xds.version"))),
-		startStep(r.ownSpec(procAuthz, r.AuthzPort, r.regionArgs(procAuthz)...)),
+		startStep(r.ownSpec(procAuthz, r.AuthzPort, append(r.regionArgs(procAuthz), r.authzArgs()...)...)),
 		startStep(r.ownSpec(procExtproc, r.ExtprocPort, append(r.regionArgs(procExtproc), r.extprocArgs()...)...)),
 		startStep(r.ownSpec(procWorker, r.WorkerPort, "--ledger", r.Ledger)),
 		func(context.Context, *supervise.Supervisor) error { return r.writeEnvoyConfig() },
@@ -90,6 +90,10 @@ func (r *region) regionArgs(name string) []string {
 		"--listen", r.socket(name), "--xds", r.socket(procXDS), "--region", r.config.GetRegion(),
 		"--cache", filepath.Join(r.State, name+".config"), "--stop-limit", (stopService - stopMargin).String(),
 	}
+}
+
+func (r *region) authzArgs() []string {
+	return []string{"--journal", filepath.Join(r.State, "authz.journal")}
 }
 
 func (r *region) extprocArgs() []string {

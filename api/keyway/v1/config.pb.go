@@ -1603,9 +1603,12 @@ type Policy struct {
 	// Models are limits of single models, for each key or identity with the policy.
 	Models []*ModelPolicy `protobuf:"bytes,12,rep,name=models,proto3" json:"models,omitempty"`
 	// OnStoreDown is what happens to requests while the store is away: "refuse"
-	// (default) or "open_window", which lets each replica admit what rpm and tpm
-	// give within open_window, once per outage. It takes a policy that limits
-	// nothing but rates, and every policy that applies to a request.
+	// (default), "open_window", which lets each replica admit what rpm and tpm
+	// give within open_window, once per outage, or "optimistic", which also lets it
+	// spend optimistic_budget and fill in_flight once, each admission written to a
+	// local journal first and charged when the store is back. "open_window" takes a
+	// policy that limits nothing but rates, "optimistic" one without images_day, and
+	// both take every policy that applies to a request.
 	OnStoreDown string `protobuf:"bytes,13,opt,name=on_store_down,json=onStoreDown,proto3" json:"on_store_down,omitempty"`
 	// OpenWindow is 1s to 30s, the time for which a replica knows a key without
 	// the store; default 10s.
@@ -1619,8 +1622,11 @@ type Policy struct {
 	// (/v1/messages/count_tokens, /v1/responses/input_tokens). Counting is free and
 	// takes of no other limit.
 	CountTokensRpm int64 `protobuf:"varint,16,opt,name=count_tokens_rpm,json=countTokensRpm,proto3" json:"count_tokens_rpm,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// OptimisticBudget is what each replica of authz may let a key or an identity
+	// spend within one outage, a decimal above 0 in currency; "optimistic" needs it.
+	OptimisticBudget string `protobuf:"bytes,17,opt,name=optimistic_budget,json=optimisticBudget,proto3" json:"optimistic_budget,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Policy) Reset() {
@@ -1763,6 +1769,13 @@ func (x *Policy) GetCountTokensRpm() int64 {
 		return x.CountTokensRpm
 	}
 	return 0
+}
+
+func (x *Policy) GetOptimisticBudget() string {
+	if x != nil {
+		return x.OptimisticBudget
+	}
+	return ""
 }
 
 // ModelPolicy is a set of limits for one model within those of its policy: a
@@ -2179,7 +2192,7 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"inputImage\x12\x1c\n" +
 	"\treasoning\x18\v \x01(\tR\treasoning\x12!\n" +
 	"\foutput_audio\x18\f \x01(\tR\voutputAudio\x12!\n" +
-	"\foutput_image\x18\r \x01(\tR\voutputImage\"\xfe\x03\n" +
+	"\foutput_image\x18\r \x01(\tR\voutputImage\"\xab\x04\n" +
 	"\x06Policy\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03rpm\x18\x02 \x01(\x03R\x03rpm\x12\x10\n" +
@@ -2200,7 +2213,8 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\vopen_window\x18\x0e \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"openWindow\x12\x1b\n" +
 	"\trate_mode\x18\x0f \x01(\tR\brateMode\x12(\n" +
-	"\x10count_tokens_rpm\x18\x10 \x01(\x03R\x0ecountTokensRpm\"\xfd\x01\n" +
+	"\x10count_tokens_rpm\x18\x10 \x01(\x03R\x0ecountTokensRpm\x12+\n" +
+	"\x11optimistic_budget\x18\x11 \x01(\tR\x10optimisticBudget\"\xfd\x01\n" +
 	"\vModelPolicy\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03rpm\x18\x02 \x01(\x03R\x03rpm\x12\x10\n" +

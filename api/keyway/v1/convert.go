@@ -34,6 +34,7 @@ func DecisionToProto(d domain.Decision) *Decision {
 		Asked:            text(d.Asked),
 		Route:            convert(d.Route, standingToProto),
 		HeartbeatMs:      d.Heartbeat.Milliseconds(),
+		Unreserved:       d.Unreserved,
 		IdleLimitMs:      d.IdleLimit.Milliseconds(),
 		Units:            toolsToProto(d.Units),
 	}
@@ -65,6 +66,7 @@ func DecisionFromProto(p *Decision) domain.Decision {
 		Asked:          p.GetAsked(),
 		Route:          convert(p.GetRoute(), standingFromProto),
 		Heartbeat:      time.Duration(p.GetHeartbeatMs()) * time.Millisecond,
+		Unreserved:     p.GetUnreserved(),
 		IdleLimit:      time.Duration(p.GetIdleLimitMs()) * time.Millisecond,
 		Units:          toolsFromProto(p.GetUnits()),
 	}

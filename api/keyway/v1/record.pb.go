@@ -58,7 +58,9 @@ type Decision struct {
 	HeartbeatMs int64 `protobuf:"varint,22,opt,name=heartbeat_ms,json=heartbeatMs,proto3" json:"heartbeat_ms,omitempty"`
 	IdleLimitMs int64 `protobuf:"varint,23,opt,name=idle_limit_ms,json=idleLimitMs,proto3" json:"idle_limit_ms,omitempty"`
 	// What is charged by the piece, by the name of the tool or unit.
-	Units         map[string]int64 `protobuf:"bytes,24,rep,name=units,proto3" json:"units,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	Units map[string]int64 `protobuf:"bytes,24,rep,name=units,proto3" json:"units,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// It was admitted while the store was away: authz reserves it afterwards.
+	Unreserved    bool `protobuf:"varint,25,opt,name=unreserved,proto3" json:"unreserved,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -259,6 +261,13 @@ func (x *Decision) GetUnits() map[string]int64 {
 		return x.Units
 	}
 	return nil
+}
+
+func (x *Decision) GetUnreserved() bool {
+	if x != nil {
+		return x.Unreserved
+	}
+	return false
 }
 
 // Standing is one channel as it stood when a request was routed.
@@ -1521,11 +1530,66 @@ func (x *Stored) GetModel() string {
 	return ""
 }
 
+// Admission is a request that authz let go while the store was away; it waits
+// in authz's journal to be charged.
+type Admission struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Decision *Decision              `protobuf:"bytes,1,opt,name=decision,proto3" json:"decision,omitempty"`
+	// The limits of the decision's holds, in their order, which do not travel with it.
+	Limits        []int64 `protobuf:"varint,2,rep,packed,name=limits,proto3" json:"limits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Admission) Reset() {
+	*x = Admission{}
+	mi := &file_keyway_v1_record_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Admission) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Admission) ProtoMessage() {}
+
+func (x *Admission) ProtoReflect() protoreflect.Message {
+	mi := &file_keyway_v1_record_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Admission.ProtoReflect.Descriptor instead.
+func (*Admission) Descriptor() ([]byte, []int) {
+	return file_keyway_v1_record_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Admission) GetDecision() *Decision {
+	if x != nil {
+		return x.Decision
+	}
+	return nil
+}
+
+func (x *Admission) GetLimits() []int64 {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
 var File_keyway_v1_record_proto protoreflect.FileDescriptor
 
 const file_keyway_v1_record_proto_rawDesc = "" +
 	"\n" +
-	"\x16keyway/v1/record.proto\x12\tkeyway.v1\"\xeb\x06\n" +
+	"\x16keyway/v1/record.proto\x12\tkeyway.v1\"\x8b\a\n" +
 	"\bDecision\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x15\n" +
@@ -1556,7 +1620,10 @@ const file_keyway_v1_record_proto_rawDesc = "" +
 	"\x05route\x18\x15 \x03(\v2\x13.keyway.v1.StandingR\x05route\x12!\n" +
 	"\fheartbeat_ms\x18\x16 \x01(\x03R\vheartbeatMs\x12\"\n" +
 	"\ridle_limit_ms\x18\x17 \x01(\x03R\vidleLimitMs\x124\n" +
-	"\x05units\x18\x18 \x03(\v2\x1e.keyway.v1.Decision.UnitsEntryR\x05units\x1a8\n" +
+	"\x05units\x18\x18 \x03(\v2\x1e.keyway.v1.Decision.UnitsEntryR\x05units\x12\x1e\n" +
+	"\n" +
+	"unreserved\x18\x19 \x01(\bR\n" +
+	"unreserved\x1a8\n" +
 	"\n" +
 	"UnitsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -1681,7 +1748,10 @@ const file_keyway_v1_record_proto_rawDesc = "" +
 	"\x06Stored\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\achannel\x18\x02 \x01(\tR\achannel\x12\x14\n" +
-	"\x05model\x18\x03 \x01(\tR\x05modelB\x1fZ\x1dkeyway/api/keyway/v1;keywayv1b\x06proto3"
+	"\x05model\x18\x03 \x01(\tR\x05model\"T\n" +
+	"\tAdmission\x12/\n" +
+	"\bdecision\x18\x01 \x01(\v2\x13.keyway.v1.DecisionR\bdecision\x12\x16\n" +
+	"\x06limits\x18\x02 \x03(\x03R\x06limitsB\x1fZ\x1dkeyway/api/keyway/v1;keywayv1b\x06proto3"
 
 var (
 	file_keyway_v1_record_proto_rawDescOnce sync.Once
@@ -1695,7 +1765,7 @@ func file_keyway_v1_record_proto_rawDescGZIP() []byte {
 	return file_keyway_v1_record_proto_rawDescData
 }
 
-var file_keyway_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_keyway_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_keyway_v1_record_proto_goTypes = []any{
 	(*Decision)(nil),    // 0: keyway.v1.Decision
 	(*Standing)(nil),    // 1: keyway.v1.Standing
@@ -1711,15 +1781,16 @@ var file_keyway_v1_record_proto_goTypes = []any{
 	(*Attempt)(nil),     // 11: keyway.v1.Attempt
 	(*Settlement)(nil),  // 12: keyway.v1.Settlement
 	(*Stored)(nil),      // 13: keyway.v1.Stored
-	nil,                 // 14: keyway.v1.Decision.UnitsEntry
-	nil,                 // 15: keyway.v1.UsageRecord.ToolCallsEntry
+	(*Admission)(nil),   // 14: keyway.v1.Admission
+	nil,                 // 15: keyway.v1.Decision.UnitsEntry
+	nil,                 // 16: keyway.v1.UsageRecord.ToolCallsEntry
 }
 var file_keyway_v1_record_proto_depIdxs = []int32{
 	2,  // 0: keyway.v1.Decision.rates:type_name -> keyway.v1.Rates
 	7,  // 1: keyway.v1.Decision.holds:type_name -> keyway.v1.Hold
 	8,  // 2: keyway.v1.Decision.candidates:type_name -> keyway.v1.Candidate
 	1,  // 3: keyway.v1.Decision.route:type_name -> keyway.v1.Standing
-	14, // 4: keyway.v1.Decision.units:type_name -> keyway.v1.Decision.UnitsEntry
+	15, // 4: keyway.v1.Decision.units:type_name -> keyway.v1.Decision.UnitsEntry
 	3,  // 5: keyway.v1.Rates.special:type_name -> keyway.v1.PartRate
 	4,  // 6: keyway.v1.Rates.steps:type_name -> keyway.v1.RateStep
 	5,  // 7: keyway.v1.Rates.tools:type_name -> keyway.v1.ToolRate
@@ -1728,15 +1799,16 @@ var file_keyway_v1_record_proto_depIdxs = []int32{
 	9,  // 10: keyway.v1.Candidate.patches:type_name -> keyway.v1.Patch
 	2,  // 11: keyway.v1.Candidate.rates:type_name -> keyway.v1.Rates
 	11, // 12: keyway.v1.UsageRecord.attempts:type_name -> keyway.v1.Attempt
-	15, // 13: keyway.v1.UsageRecord.tool_calls:type_name -> keyway.v1.UsageRecord.ToolCallsEntry
+	16, // 13: keyway.v1.UsageRecord.tool_calls:type_name -> keyway.v1.UsageRecord.ToolCallsEntry
 	0,  // 14: keyway.v1.Settlement.decision:type_name -> keyway.v1.Decision
 	10, // 15: keyway.v1.Settlement.record:type_name -> keyway.v1.UsageRecord
 	13, // 16: keyway.v1.Settlement.stored:type_name -> keyway.v1.Stored
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	0,  // 17: keyway.v1.Admission.decision:type_name -> keyway.v1.Decision
+	18, // [18:18] is the sub-list for method output_type
+	18, // [18:18] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_keyway_v1_record_proto_init() }
@@ -1750,7 +1822,7 @@ func file_keyway_v1_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keyway_v1_record_proto_rawDesc), len(file_keyway_v1_record_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
