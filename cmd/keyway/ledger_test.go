@@ -241,9 +241,9 @@ func TestReconcileNamesTheRowThatDiffers(t *testing.T) {
 func TestReconcileNamesABalanceThatDiffers(t *testing.T) {
 	t.Parallel()
 	b := settledBooks(t)
-	out, errs, status := keyway(t, "balance", "topup", "acme", "2.5", "--reference", "1", "--ledger", b.dsn)
+	_, errs, status := keyway(t, "balance", "topup", "acme", "2.5", "--reference", "1", "--ledger", b.dsn)
 	require.Zero(t, status, errs)
-	out, errs, status = b.run(t, "reconcile")
+	out, errs, status := b.run(t, "reconcile")
 	assert.Equal(t, 1, status)
 	assert.Regexp(t, `credit:acme +cost_micros +0.000000 +2.500000 +-2.500000`, out)
 	assert.Contains(t, errs, "compared 2 budgets: 1 differences")
