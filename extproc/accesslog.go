@@ -136,6 +136,7 @@ func (s *Server) ended(entry logEntry) {
 	}
 	if entry.status == 0 && !entry.relayed {
 		// No response headers: nobody can have watched it.
+		s.blameUnseen(entry.decision, entry.attempts, entry.notes)
 		s.settleEntry(entry)
 		return
 	}

@@ -113,6 +113,16 @@ func attemptsOf(d domain.Decision, count int, text string) []domain.Attempt {
 	return list
 }
 
+// blameUnseen reports those before the last of n attempts of which nobody could
+// tell earlier: a channel whose egress is native passes without a word to us.
+func (s *Server) blameUnseen(d domain.Decision, n int, notes string) {
+	for i := 1; i < n; i++ {
+		if next, ok := d.Candidate(i + 1); ok && s.channels.egress(next.Channel) == domain.EgressNative {
+			s.blameEarlier(d, i, notes)
+		}
+	}
+}
+
 // blameEarlier reports attempt n, which another one follows.
 func (s *Server) blameEarlier(d domain.Decision, n int, notes string) {
 	candidate, ok := d.Candidate(n)

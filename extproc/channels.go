@@ -84,6 +84,16 @@ func (c *channels) find(ctx context.Context, at channelAt) (domain.Channel, erro
 	}
 }
 
+// egress is the form in which a channel is configured; "" for one that is not.
+func (c *channels) egress(name string) domain.Egress {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.last == nil {
+		return ""
+	}
+	return c.last.Channels[name].Egress
+}
+
 func (c *channels) look(at channelAt) (channel domain.Channel, ok bool, changed <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

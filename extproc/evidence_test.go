@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"keyway/config"
 	"keyway/domain"
 	"keyway/wire"
 )
@@ -223,6 +224,10 @@ func TestEndsOfAttemptsAreReported(t *testing.T) {
 			s.blameEarlier(d, 1, "-")
 			s.blameEarlier(d, 1, "")
 		}, found{class("a"): domain.ReasonUnanswered}, 2, 2},
+		{"an earlier one, where the next is native", func(s *Server, d domain.Decision) {
+			s.channels.follow(&config.Snapshot{Channels: map[string]domain.Channel{"b": {Name: "b", Egress: domain.EgressNative}}})
+			s.begin(d, answer{status: 404, fromUpstream: true, attempts: 2, notes: "a=429;b=404;", headers: errorBody})
+		}, found{class("a"): domain.ReasonRate}, 2, 1},
 		{"the last one, with an error", func(s *Server, d domain.Decision) {
 			s.begin(d, answer{status: 429, fromUpstream: true, attempts: 2, notes: "a=500;b=429;", headers: errorBody})
 		}, found{class("b"): domain.ReasonRate}, 1, 1},
@@ -293,8 +298,8 @@ func TestEndsOfAttemptsAreReported(t *testing.T) {
 func TestNotesAreReadInOrder(t *testing.T) {
 	t.Parallel()
 	twice := domain.Decision{Candidates: []domain.Candidate{{Channel: "a"}, {Channel: "b"}, {Channel: "a"}}}
-	notes := readNotes("a=429,QUJD;a=500;garbage;x=;")
-	require.Equal(t, []note{{channel: "a", status: 429, detail: "QUJD"}, {channel: "a", status: 500}}, notes)
+	notes := readNotes("a=429@1796126400000,QUJD;a=500;garbage;x=;")
+	require.Equal(t, []note{{channel: "a", status: 429, at: time.UnixMilli(1796126400000), detail: "QUJD"}, {channel: "a", status: 500}}, notes)
 	first, ok := noteOf(twice, 1, notes)
 	require.True(t, ok)
 	assert.Equal(t, 429, first.status)

@@ -76,6 +76,7 @@ func (s *Server) begin(d domain.Decision, a answer) (*watch, watchPlan) {
 	}
 	format, watchable := bodyFormat(a)
 	api, read := readAs(d.API, format)
+	s.blameUnseen(d, a.attempts, a.notes)
 	switch {
 	case a.status >= 400:
 		plan.replace = replacement(a)
