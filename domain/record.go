@@ -62,6 +62,9 @@ type UsageRecord struct {
 	// Model is the name asked for, ModelServed the one the provider named ("" when unknown).
 	Model       string
 	ModelServed string
+	// ModelDispatched is ours: the one asked for, that behind an alias, or a
+	// fallback. Its limits and its price count. "" in entries of former versions.
+	ModelDispatched string
 	// Channel is that of the last attempt; "" when none ran.
 	Channel  string
 	Attempts []Attempt

@@ -214,7 +214,7 @@ func TestFallbackModelServesNamedAndPriced(t *testing.T) {
 			assert.Equal(t, "Wed, 31 Mar 2027 00:00:00 GMT", got.Header.Get("Sunset"))
 
 			row := c.requireOneRowEach(t, 1)[0]
-			assert.Equal(t, []string{asked, "m-fallen", "fall-b", "v7"}, []string{row.Model, row.ModelServed, row.Channel, row.PriceVersion})
+			assert.Equal(t, []string{asked, "fallen", "m-fallen", "fall-b", "v7"}, []string{row.Model, row.ModelDispatched, row.ModelServed, row.Channel, row.PriceVersion})
 			assert.Equal(t, row.Usage.Input()*3+row.Usage.Output*5, row.CostMicros)
 			requireNoDrift(t, s, c.keyID)
 			c.requireIdle(t, "fall-a", "fall-b")

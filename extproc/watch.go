@@ -442,7 +442,7 @@ func (w *watch) slotHolder() domain.Candidate {
 func recordOf(d domain.Decision, attempts []domain.Attempt) domain.UsageRecord {
 	r := domain.UsageRecord{
 		RequestID: d.RequestID, KeyID: d.KeyID, Identity: d.Identity, API: d.API, Model: d.AskedModel(),
-		Attempt: len(attempts), Attempts: attempts, PriceVersion: d.PriceOf(d.Last(len(attempts))).Version,
+		Attempt: len(attempts), Attempts: attempts, PriceVersion: d.PriceOf(d.Last(len(attempts))).Version, ModelDispatched: d.ModelOf(d.Last(len(attempts))),
 		PromptTokensEstimate: d.PromptTokens, AdmittedAt: d.AdmittedAt,
 	}
 	if n := len(attempts); n > 0 {

@@ -62,7 +62,7 @@ var noon = time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
 func full(id string) domain.UsageRecord {
 	return domain.UsageRecord{
 		RequestID: id, Attempt: 2, KeyID: "key_1", Identity: "acme", API: domain.APIChat,
-		Model: "gpt/x:1", ModelServed: "gpt-x-2026", Channel: "b",
+		Model: "gpt/x:1", ModelServed: "gpt-x-2026", ModelDispatched: "gpt/x", Channel: "b",
 		Attempts: []domain.Attempt{{Channel: "a", Status: 429}, {Channel: "b", Status: 200}},
 		Outcome:  domain.OutcomeSuccess, Source: domain.SourceUpstream, Status: 200,
 		Usage: domain.Usage{

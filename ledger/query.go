@@ -130,7 +130,7 @@ func scan(rows *sql.Rows) (domain.UsageRecord, error) {
 		&rec.CostMicros, &rec.PriceVersion, &raw, &rec.PromptTokensEstimate, &rec.UpstreamRequestID,
 		&admitted, &firstByte, &ended,
 		&u.CacheWrite30m, &u.CacheWrite12h, &u.InputAudio, &u.InputImage, &u.OutputAudio, &u.OutputImage,
-		&tools, &u.Tier, &rec.EntryNo, &rec.Reason, &budgets,
+		&tools, &u.Tier, &rec.EntryNo, &rec.Reason, &budgets, &rec.ModelDispatched,
 	)
 	if err != nil {
 		return domain.UsageRecord{}, fmt.Errorf("scan record: %w", err)

@@ -10,18 +10,20 @@ import (
 // names of keyway.v1.UsageRecord. Numbers are JSON numbers, times milliseconds
 // since the epoch with 0 for never.
 type Row struct {
-	RequestID   string        `json:"request_id"`
-	Attempt     int           `json:"attempt"`
-	KeyID       string        `json:"key_id"`
-	Identity    string        `json:"identity"`
-	API         string        `json:"api"`
-	Model       string        `json:"model"`
-	ModelServed string        `json:"model_served"`
-	Channel     string        `json:"channel"`
-	Attempts    []attemptJSON `json:"attempts"`
-	Outcome     string        `json:"outcome"`
-	Source      string        `json:"source"`
-	Status      int           `json:"status"`
+	RequestID   string `json:"request_id"`
+	Attempt     int    `json:"attempt"`
+	KeyID       string `json:"key_id"`
+	Identity    string `json:"identity"`
+	API         string `json:"api"`
+	Model       string `json:"model"`
+	ModelServed string `json:"model_served"`
+	// ModelDispatched is the model whose limits and price counted.
+	ModelDispatched string        `json:"model_dispatched"`
+	Channel         string        `json:"channel"`
+	Attempts        []attemptJSON `json:"attempts"`
+	Outcome         string        `json:"outcome"`
+	Source          string        `json:"source"`
+	Status          int           `json:"status"`
 	// InputTokens is the whole prompt: the sum of the next three.
 	InputTokens         int64 `json:"input_tokens"`
 	InputUncachedTokens int64 `json:"input_uncached_tokens"`
@@ -69,6 +71,7 @@ func ToRow(rec domain.UsageRecord) Row {
 		API:                  string(rec.API),
 		Model:                rec.Model,
 		ModelServed:          rec.ModelServed,
+		ModelDispatched:      rec.ModelDispatched,
 		Channel:              rec.Channel,
 		Attempts:             attemptsToJSON(rec.Attempts),
 		Outcome:              string(rec.Outcome),

@@ -34,7 +34,7 @@ func TestRowJSON(t *testing.T) {
 	require.NoError(t, err)
 	assert.JSONEq(t, `{
 		"request_id": "req_1", "attempt": 2, "key_id": "key_1", "identity": "acme", "api": "chat",
-		"model": "gpt/x:1", "model_served": "gpt-x-2026", "channel": "b",
+		"model": "gpt/x:1", "model_served": "gpt-x-2026", "model_dispatched": "gpt/x", "channel": "b",
 		"attempts": [{"channel": "a", "status": 429}, {"channel": "b", "status": 200}],
 		"outcome": "success", "source": "upstream", "status": 200,
 		"input_tokens": 60, "input_uncached_tokens": 10, "cache_read_tokens": 20,

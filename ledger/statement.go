@@ -22,11 +22,13 @@ const (
 	ByModel       Dimension = "model"        // as asked for
 	ByModelServed Dimension = "model_served" // as the provider named it; the one asked for where it did not
 	ByChannel     Dimension = "channel"
+	// ByModelDispatched is the model whose price was paid.
+	ByModelDispatched Dimension = "model_dispatched"
 )
 
 // Dimensions lists all of them.
 func Dimensions() []Dimension {
-	return []Dimension{ByDay, ByMonth, ByIdentity, ByKey, ByModel, ByModelServed, ByChannel}
+	return []Dimension{ByDay, ByMonth, ByIdentity, ByKey, ByModel, ByModelServed, ByModelDispatched, ByChannel}
 }
 
 // dimensionColumns are the columns of the dimensions that are no times.
@@ -36,6 +38,8 @@ var dimensionColumns = map[Dimension]string{
 	ByModel:       "model",
 	ByModelServed: "COALESCE(NULLIF(model_served, ''), model)",
 	ByChannel:     "channel",
+
+	ByModelDispatched: "COALESCE(NULLIF(model_dispatched, ''), model)",
 }
 
 // Line is one line of a statement. Corrections are in its sums.

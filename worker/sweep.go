@@ -89,6 +89,7 @@ func abandoned(e domain.ExpiredReservation, now time.Time) domain.Settlement {
 			Identity:             d.Identity,
 			API:                  d.API,
 			Model:                d.AskedModel(),
+			ModelDispatched:      d.ModelOf(d.Last(1)),
 			Outcome:              domain.OutcomeAbandoned,
 			Source:               domain.SourceEstimate,
 			PriceVersion:         d.PriceOf(d.Last(1)).Version,

@@ -29,7 +29,7 @@ func decision(id string) domain.Decision {
 func TestAbandoned(t *testing.T) {
 	t.Parallel()
 	base := domain.UsageRecord{
-		RequestID: "req_1", KeyID: "key_1", Identity: "acme", API: domain.APIMessages, Model: "m",
+		RequestID: "req_1", KeyID: "key_1", Identity: "acme", API: domain.APIMessages, Model: "m", ModelDispatched: "m",
 		Outcome: domain.OutcomeAbandoned, Source: domain.SourceEstimate, PriceVersion: "v7",
 		PromptTokensEstimate: 1500, AdmittedAt: admitted, EndedAt: now,
 	}

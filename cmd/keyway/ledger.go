@@ -206,6 +206,7 @@ var columns = []column{
 	{"entry_no", func(r ledger.Row) string { return strconv.Itoa(r.EntryNo) }},
 	{"reason", func(r ledger.Row) string { return r.Reason }},
 	{"budgets", func(r ledger.Row) string { return strings.Join(r.Budgets, " ") }},
+	{"model_dispatched", func(r ledger.Row) string { return r.ModelDispatched }},
 }
 
 func columnNames() []string {

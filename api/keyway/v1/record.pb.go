@@ -1023,9 +1023,11 @@ type UsageRecord struct {
 	// Why a correction was made; "" for a settlement.
 	Reason string `protobuf:"bytes,37,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The budgets that it was charged to: kind, owner and window.
-	Budgets       []string `protobuf:"bytes,38,rep,name=budgets,proto3" json:"budgets,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Budgets []string `protobuf:"bytes,38,rep,name=budgets,proto3" json:"budgets,omitempty"`
+	// The model whose limits and price counted.
+	ModelDispatched string `protobuf:"bytes,39,opt,name=model_dispatched,json=modelDispatched,proto3" json:"model_dispatched,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *UsageRecord) Reset() {
@@ -1322,6 +1324,13 @@ func (x *UsageRecord) GetBudgets() []string {
 		return x.Budgets
 	}
 	return nil
+}
+
+func (x *UsageRecord) GetModelDispatched() string {
+	if x != nil {
+		return x.ModelDispatched
+	}
+	return ""
 }
 
 // Attempt is one call to a channel.
@@ -1687,7 +1696,7 @@ const file_keyway_v1_record_proto_rawDesc = "" +
 	"\x05Patch\x12\x16\n" +
 	"\x06offset\x18\x01 \x01(\x03R\x06offset\x12\x16\n" +
 	"\x06delete\x18\x02 \x01(\x03R\x06delete\x12\x16\n" +
-	"\x06insert\x18\x03 \x01(\tR\x06insert\"\xde\v\n" +
+	"\x06insert\x18\x03 \x01(\tR\x06insert\"\x89\f\n" +
 	"\vUsageRecord\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +
@@ -1730,7 +1739,8 @@ const file_keyway_v1_record_proto_rawDesc = "" +
 	"\fservice_tier\x18# \x01(\tR\vserviceTier\x12\x19\n" +
 	"\bentry_no\x18$ \x01(\x05R\aentryNo\x12\x16\n" +
 	"\x06reason\x18% \x01(\tR\x06reason\x12\x18\n" +
-	"\abudgets\x18& \x03(\tR\abudgets\x1a<\n" +
+	"\abudgets\x18& \x03(\tR\abudgets\x12)\n" +
+	"\x10model_dispatched\x18' \x01(\tR\x0fmodelDispatched\x1a<\n" +
 	"\x0eToolCallsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"h\n" +
