@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -62,6 +63,7 @@ type benchFigures struct {
 	perCommand       map[string]float64 // µs of each admission, by command, on the server's clock
 	perScript        map[string]float64 // µs of each call
 	outside, scripts float64            // µs of each admission, in scripts and around them
+	others           float64            // share of the machine that other processes took meanwhile
 }
 
 // BenchmarkStore is the store's whole work for requests with five limits and a
@@ -117,7 +119,7 @@ func benchLoad(b *testing.B, s *Store, owners []tenant) benchFigures {
 	}
 	var mu sync.Mutex
 	var admits, settles []time.Duration
-	before := serverTimes(b, s)
+	before, busy := serverTimes(b, s), othersTime(b)
 	n, took := benchWork(func(i int) {
 		d := ask(owners[i%len(owners)])
 		began := time.Now()
@@ -138,6 +140,7 @@ func benchLoad(b *testing.B, s *Store, owners []tenant) benchFigures {
 	used := serverTimes(b, s).minus(before)
 	f := benchFigures{
 		rate: float64(n) / took.Seconds(), core: float64(n) / used.cpu.Seconds(), perCommand: map[string]float64{},
+		others: max(0, (othersTime(b)-busy-used.cpu).Seconds()/took.Seconds()/float64(runtime.NumCPU())),
 	}
 	f.admitP50, f.admitP99 = percentiles(admits)
 	f.settleP50, f.settleP99 = percentiles(settles)
@@ -282,6 +285,23 @@ func serverTimes(b *testing.B, s *Store) serverTime {
 	return t
 }
 
+// othersTime is what the machine has done since it began, without this process;
+// 0 where that cannot be told.
+func othersTime(b *testing.B) time.Duration {
+	stat, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0
+	}
+	var all struct{ user, nice, system, idle, wait, irq, soft, steal int64 }
+	_, err = fmt.Sscanf(string(stat), "cpu %d %d %d %d %d %d %d %d", &all.user, &all.nice, &all.system, &all.idle, &all.wait, &all.irq, &all.soft, &all.steal)
+	require.NoError(b, err)
+	var own syscall.Rusage
+	require.NoError(b, syscall.Getrusage(syscall.RUSAGE_SELF, &own))
+	const tick = 10 * time.Millisecond
+	busy := time.Duration(all.user+all.nice+all.system+all.irq+all.soft+all.steal) * tick
+	return busy - time.Duration(own.Utime.Nano()) - time.Duration(own.Stime.Nano())
+}
+
 func percentiles(all []time.Duration) (p50, p99 time.Duration) {
 	if len(all) == 0 {
 		return 0, 0
@@ -332,6 +352,7 @@ func benchDocument(columns []string, results map[string][]benchFigures) string {
 	row("admission p99, ms", func(f benchFigures) float64 { return ms(f.admitP99) })
 	row("settlement p50, ms", func(f benchFigures) float64 { return ms(f.settleP50) })
 	row("settlement p99, ms", func(f benchFigures) float64 { return ms(f.settleP99) })
+	row("% of the machine in other hands meanwhile", func(f benchFigures) float64 { return 100 * f.others })
 
 	out.WriteString("\n## Where the store's time goes\n\nµs of each admission and its settlement.\n")
 	row = table(columns[:2])
