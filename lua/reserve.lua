@@ -30,16 +30,17 @@
 --   does not help, else the one that frees soonest; wait is ms until it can fit,
 --   0 when waiting does not help; left is what each bucket could still give, reset
 --   is ms until a rate bucket is full again.
--- Errors: WRONGTYPE of the reservation or a bucket, before any write; OOM before the script starts.
+-- Errors: WRONGTYPE of the reservation or a lease, before any write; OOM before the
+--   script starts. A rate or a window of another type counts as none.
 local now = redis.call('TIME')
 now = now[1] * 1000 + math.floor(now[2] / 1000)
 local request, lease, keep = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local state = redis.call('HGET', KEYS[1], 'state')
 if state and state ~= 'reserved' then return {2, 0, 0, 0} end
-local fresh, never, n, rates = not state, -1, (#ARGV - 5) / 5, {KEYS[3]} -- never comes before any wait
-for i = 1, n do if ARGV[5 * i + 1] == 'rate' then rates[#rates + 1] = KEYS[i + 3] end end
-rates = redis.call('MGET', unpack(rates))
-local generation = fresh and ARGV[5] ~= '' and tonumber(rates[1]) or 0
+local fresh, never, n, values = not state, -1, (#ARGV - 5) / 5, {KEYS[3]} -- never comes before any wait
+for i = 1, n do values[i + 1] = KEYS[i + 3] end
+values = redis.call('MGET', unpack(values)) -- of a lease there is none
+local generation = fresh and ARGV[5] ~= '' and tonumber(values[1]) or 0
 if fresh and ARGV[5] ~= '' and (generation == 0 or generation < tonumber(ARGV[5])) then return {3, 0, 0, 0} end
 local at, ends = string.format('%.0f', now), now + lease
 local reply, used, refused, soonest = {0, 0, 0, generation}, {}, 0, 0
@@ -49,7 +50,7 @@ for i = 1, n do
   local unit, wait, reset = 1, never, 0
   if class == 'rate' then
     unit = 60000
-    local u, t = string.match(table.remove(rates, 2) or '', '(%d+) (%d+)')
+    local u, t = string.match(values[i + 1] or '', '(%d+) (%d+)')
     used[i] = u and math.max(0, u - math.max(0, now - t) * limit) or 0
     reset = math.ceil(used[i] / limit)
     if amount <= size then wait = math.ceil((used[i] + amount * unit - size * unit) / limit) end
@@ -57,7 +58,7 @@ for i = 1, n do
     used[i] = redis.call('ZCOUNT', key, '(' .. at, '+inf')
     wait = 1000 -- a request can end at any moment: worth a look in a second
   else
-    used[i] = tonumber(redis.call('GET', key)) or 0
+    used[i] = tonumber(values[i + 1]) or 0
     if limit < 0 then size = tonumber(redis.call('HGET', KEYS[#KEYS], 'micros')) or 0 end
   end
   local left = size * unit - used[i]
@@ -80,8 +81,7 @@ for i = 1, n do
     redis.call('ZADD', key, ends, request)
     if redis.call('PTTL', key) < lease then redis.call('PEXPIRE', key, 2 * lease) end
   else
-    -- One that was there before has its expiry, and each settle renews it.
-    if redis.call('INCRBY', key, amount) == tonumber(amount) then redis.call('PEXPIRE', key, ARGV[5 * i + 5]) end
+    redis.call('SET', key, string.format('%.0f', used[i] + amount), 'PX', ARGV[5 * i + 5])
   end
   reply[2 * i + 3] = reply[2 * i + 3] - amount
   held[2 * i - 1], held[2 * i] = amount, limit

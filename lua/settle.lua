@@ -24,7 +24,8 @@
 --   a record was kept all the same, its money counted and the request noted in
 --   repair; a refund left a tombstone. A request with nothing but lent holds is
 --   never unknown: it went out before its reservation was written.
--- Errors: WRONGTYPE of the reservation or a counter, before any write.
+-- Errors: WRONGTYPE of the reservation, before any write. A rate or a window of
+--   another type counts as gone.
 local now = redis.call('TIME')
 now = now[1] * 1000 + math.floor(now[2] / 1000)
 local request, keep, record = ARGV[1], tonumber(ARGV[2]), ARGV[3]
@@ -33,18 +34,18 @@ local lent = n > 0
 local state, all = unpack(redis.call('HMGET', KEYS[1], 'state', 'held'))
 for number in string.gmatch(all or '', '%S+') do kept[#kept + 1] = tonumber(number) end
 if state == 'settled' or (state == 'refunded' and record == '') then return 1 end
-local known = state == 'reserved'
+local known, values = state == 'reserved', n > 0 and redis.call('MGET', unpack(KEYS, 5)) -- of a lease there is none
 for i = 1, n do
-  local key, class, amount = KEYS[i + 4], ARGV[3 * i + 2], tonumber(ARGV[3 * i + 3])
+  local class, amount = ARGV[3 * i + 2], tonumber(ARGV[3 * i + 3])
   local held, limit = kept[2 * i - 1] or 0, kept[2 * i] or 0
   lent = lent and class == 'lent'
   if class == 'lent' and state ~= 'refunded' then class, limit = 'rate', tonumber(ARGV[3 * i + 4]) end
   if class == 'rate' and limit > 0 and amount ~= held then
-    local u, t = string.match(redis.call('GET', key) or '', '(%d+) (%d+)')
+    local u, t = string.match(values[i] or '', '(%d+) (%d+)')
     limits[i] = limit
     totals[i] = math.max(0, (u and math.max(0, u - math.max(0, now - t) * limit) or 0) + (amount - held) * 60000)
   elseif class == 'window' and (known or amount > 0) then
-    local used = tonumber(redis.call('GET', key))
+    local used = tonumber(values[i])
     -- A counter that is gone took the hold with it: what was used counts whole.
     totals[i] = used and math.max(0, used + amount - held) or amount
   end
