@@ -141,7 +141,7 @@ func (h *Webhook) handle(w http.ResponseWriter, r *http.Request, e *event) (resu
 		return "", err
 	}
 	if err := json.Unmarshal(body, e); err != nil {
-		return "", &refusal{http.StatusBadRequest, eventRefused, "the event is not the JSON that was expected"}
+		return "", errEvent
 	}
 	entry, err := h.entry(r.Context(), *e)
 	if err != nil || entry == nil {

@@ -151,6 +151,8 @@ func TestWebhookEvents(t *testing.T) {
 		{name: "a negative payment", kind: "payment_intent.succeeded", object: replaced(paidIntent, `"amount_received":2500`, `"amount_received":-1`), status: 422, result: "below 0"},
 		{name: "no hundredths", kind: "payment_intent.succeeded", object: replaced(paidIntent, `"usd"`, `"jpy"`), currency: "JPY", status: 200, result: "added", micros: 2_500_000_000, reference: "pi_1"},
 		{name: "thousandths", kind: "payment_intent.succeeded", object: replaced(paidIntent, `"usd"`, `"kwd"`), currency: "kwd", status: 200, result: "added", micros: 2_500_000, reference: "pi_1"},
+		{name: "another kind of another shape", kind: "thing.happened", object: `{"payment_intent":{},"currency":7,"metadata":[]}`, status: 200, result: "ignored"},
+		{name: "a payment of another shape", kind: "payment_intent.succeeded", object: replaced(paidIntent, `"pi_1"`, `7`), status: 400, result: "not the JSON"},
 		{name: "no JSON of an event", kind: "payment_intent.succeeded", object: `[]`, status: 400, result: "not the JSON"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
