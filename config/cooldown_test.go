@@ -50,6 +50,14 @@ func TestCooldownMode(t *testing.T) {
 	assert.True(t, compiled(t, "", "secret: env:A, cooldown: observe").Channels["c"].ObserveOnly)
 }
 
+func TestProbe(t *testing.T) {
+	t.Parallel()
+	assert.Zero(t, compiled(t, "", "secret: env:A").Channels["c"].Probe)
+	assert.Equal(t, domain.Probe{Path: "/models", Every: time.Minute}, compiled(t, "", "secret: env:A, probe: {}").Channels["c"].Probe)
+	assert.Equal(t, domain.Probe{Path: "/health/v1.2", Every: time.Second},
+		compiled(t, "", "secret: env:A, probe: {path: /health/v1.2, every: 1s}").Channels["c"].Probe)
+}
+
 // What lifts a cooldown is a change of what the provider counts by, and no other.
 func TestAccountOfChannel(t *testing.T) {
 	t.Parallel()

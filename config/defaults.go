@@ -51,6 +51,11 @@ const (
 	DefaultCooldownFirst = 2 * time.Second
 	// DefaultCooldownMin is what the SDKs round their own waits up to.
 	DefaultCooldownMin = time.Second
+	// DefaultProbePath is free of charge, and asks for the credential, at every
+	// provider that serves the dialects.
+	DefaultProbePath = "/models"
+	// DefaultProbeEvery is the pause of the usual health checks of balancers times ten.
+	DefaultProbeEvery = time.Minute
 	// DefaultCooldownMax costs one trial request in five minutes where a
 	// provider asks for hours.
 	DefaultCooldownMax = 5 * time.Minute
@@ -113,6 +118,10 @@ func FillDefaults(cfg *keywayv1.Config) {
 	for _, c := range cfg.Channels {
 		orDefault(&c.Weight, DefaultWeight)
 		orDefault(&c.Cooldown, cfg.Cooldown.Mode)
+		if c.Probe != nil {
+			orDefault(&c.Probe.Path, DefaultProbePath)
+			orDuration(&c.Probe.Every, DefaultProbeEvery)
+		}
 		orDefault(&c.StreamUsage, streamUsageInject)
 		orDefault(&c.Cost, costUsual)
 		orDefault(&c.Egress, string(domain.EgressExtProc))

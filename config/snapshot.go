@@ -150,6 +150,7 @@ func compileChannels(channels []*keywayv1.Channel, providers map[string]domain.P
 			InjectUsage:  ch.StreamUsage == streamUsageInject,
 			Account:      account(ch, providers[ch.Provider].BaseURL),
 			ObserveOnly:  ch.Cooldown == cooldownObserve,
+			Probe:        domain.Probe{Path: ch.Probe.GetPath(), Every: ch.Probe.GetEvery().AsDuration()},
 			Cost:         float64(micros(ch.Cost)) / microsPerUnit,
 			Egress:       domain.Egress(ch.Egress),
 		}

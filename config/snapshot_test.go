@@ -96,6 +96,7 @@ func TestCompile(t *testing.T) {
 				Name: "vendor-a", Provider: vendor, SecretRef: "file:/run/secrets/vendor-a", Priority: 1, Weight: 3, Slots: 40,
 				Models:       map[string]string{"team/model:latest": "model-2026", "small": "small"},
 				Organization: "org-1", Project: "proj-1", Account: "3b89daaa", Cost: 0.8, Egress: domain.EgressNative,
+				ObserveOnly: true, Probe: domain.Probe{Path: "/health", Every: 90 * time.Second},
 			},
 			"plain-a": {
 				Name: "plain-a", Provider: plain, SecretRef: "env:PLAIN_KEY", Weight: 1,

@@ -20,6 +20,8 @@ const (
 	maxConnectTimeout = time.Minute
 	minCooldown       = 50 * time.Millisecond
 	maxCooldown       = 24 * time.Hour
+	minProbeEvery     = time.Second
+	maxProbeEvery     = 24 * time.Hour
 
 	maxUpstreamLength = 256
 	maxVersionLength  = 64
@@ -109,6 +111,10 @@ func (c *checker) baseURL(at, text string) transport {
 	return kind
 }
 
+// probePath is a plain path: no query could carry a credential, and no segment
+// leads out of the provider's base URL.
+var probePath = regexp.MustCompile(`^(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}){1,8}$`)
+
 func (c *checker) channel(at string, ch *keywayv1.Channel) {
 	c.name(at+".name", ch.Name, maxNameLength)
 	c.reference(at+".provider", ch.Provider, reference{"provider", c.providers})
@@ -132,6 +138,12 @@ func (c *checker) channel(at string, ch *keywayv1.Channel) {
 		}
 	}
 	c.cooldownMode(at+".cooldown", ch.Cooldown)
+	if p := ch.Probe; p != nil {
+		if !probePath.MatchString(p.Path) {
+			c.add(at+".probe.path", "%s is not a path such as \"/models\"", quote(p.Path))
+		}
+		c.duration(at+".probe.every", p.Every, span{minProbeEvery, maxProbeEvery})
+	}
 	c.multiplier(at+".cost", ch.Cost)
 	c.headerValue(at+".organization", ch.Organization)
 	c.headerValue(at+".project", ch.Project)

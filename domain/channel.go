@@ -64,6 +64,15 @@ type Channel struct {
 	Cost float64
 	// Egress is what turns a client's request into an attempt on the channel.
 	Egress Egress
+	// Probe asks the provider now and then; a zero Every is never.
+	Probe Probe
+}
+
+// Probe is a GET at Path, below the provider's base URL, from one replica of the
+// region in each Every.
+type Probe struct {
+	Path  string
+	Every time.Duration
 }
 
 // Egress is what sets the credential, path, host and body of an attempt

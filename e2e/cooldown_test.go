@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"os"
 	"strconv"
 	"sync"
 	"testing"
@@ -434,4 +435,35 @@ func TestReplicasObeyCooldowns(t *testing.T) {
 		assert.Less(t, best[name], limit, name)
 	}
 	assert.Positive(t, deaf.swallow.Load(), "the proxy kept messages away")
+}
+
+// A probe finds a credential that the provider refuses before any client does,
+// and that it is taken again once it has been replaced where it lies. It comes
+// once in its time from the whole region.
+func TestProbeFindsARefusedCredential(t *testing.T) {
+	t.Parallel()
+	s := sharedStack(t)
+	c := s.caller(t, "wide", "--policy", "wide")
+	up := func() float64 { return s.metric(t, "extproc", `keyway_extproc_probe_up{channel="probed"}`) }
+	known := s.awaitCooldown(t, "probed", domain.EveryClass)
+	assert.Equal(t, domain.ReasonAuth, known.Reason)
+	assert.True(t, known.Out)
+	assert.Zero(t, up())
+	got := c.ask(t, ask{model: "probed"})
+	assert.Equal(t, http.StatusServiceUnavailable, got.StatusCode)
+
+	require.NoError(t, os.WriteFile(s.probedSecret(), []byte(faceKey("c")+"\n"), 0o600))
+	require.Eventually(t, func() bool { return s.cooldown(t, "probed", domain.EveryClass) == nil }, patience, 20*time.Millisecond, "the channel is not brought back")
+	require.Eventually(t, func() bool { return c.ask(t, ask{model: "probed"}).StatusCode == http.StatusOK }, patience, 20*time.Millisecond)
+	assert.InDelta(t, 1, up(), 0)
+	var times []time.Time
+	for _, r := range s.provider.Records() {
+		if r.Header.Get("User-Agent") == "keyway-probe" {
+			assert.Equal(t, "/v1/files", r.Path)
+			assert.Equal(t, http.MethodGet, r.Method)
+			times = append(times, r.At)
+		}
+	}
+	require.GreaterOrEqual(t, len(times), 2)
+	assert.LessOrEqual(t, len(times), int(times[len(times)-1].Sub(times[0])/(900*time.Millisecond))+1)
 }

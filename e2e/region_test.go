@@ -36,7 +36,12 @@ func (s *stack) writeConfig(v configValues) error {
 		Lease string
 		Faces []face
 		Rests []string
-	}{configValues: v, Dir: s.dir, Lease: lease.String(), Rests: resting}
+		// Probed is the secret of the channel that is probed, wrong at first.
+		Probed string
+	}{configValues: v, Dir: s.dir, Lease: lease.String(), Rests: resting, Probed: s.probedSecret()}
+	if err := os.WriteFile(data.Probed, []byte("sk-test-nobodys\n"), 0o600); err != nil {
+		return err
+	}
 	ca := filepath.Join(s.dir, "ca.pem")
 	if err := os.WriteFile(ca, s.provider.CAPEM(), 0o600); err != nil {
 		return err
@@ -79,6 +84,9 @@ func (s *stack) writeConfig(v configValues) error {
 	}
 	return os.Rename(next, s.config)
 }
+
+// probedSecret is where the secret of the channel "probed" lies.
+func (s *stack) probedSecret() string { return filepath.Join(s.dir, "probed.sk") }
 
 // listenerPort is a free port, or the one that the region already has.
 func (s *stack) listenerPort() (int, error) {
@@ -170,6 +178,7 @@ channels:
   - {name: silent-tlsa, provider: tlsa, secret: "file:{{(index .Faces 3).Secret}}", models: [{name: quiet-tlsa, upstream: m-quiet}, {name: dead-tlsa, upstream: m-dead}]}
   - {name: native, egress: native, provider: c, secret: "file:{{.Dir}}/native.sk", models: [{name: native, upstream: m-native}]}
   - {name: priced, provider: c, secret: "file:{{(index .Faces 2).Secret}}", models: [{name: priced}]}
+  - {name: probed, provider: c, secret: "file:{{.Probed}}", cooldown: obey, probe: {path: /files, every: 1s}, models: [{name: probed}]}
 {{- range .Rests}}
   - {name: {{.}}-a, provider: a, secret: "file:{{(index $.Faces 0).Secret}}", cooldown: obey, slots: 5000, models: [{name: {{.}}, upstream: m-{{.}}}, {name: {{.}}-other, upstream: m-{{.}}-other}, {name: {{.}}-alone, upstream: m-{{.}}-alone}]}
   - {name: {{.}}-b, provider: b, secret: "file:{{(index $.Faces 1).Secret}}", cooldown: obey, priority: 1, models: [{name: {{.}}, upstream: m-{{.}}}, {name: {{.}}-other, upstream: m-{{.}}-other}]}
@@ -186,6 +195,7 @@ channels:
   - {name: media-spare, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 500, models: [{name: spoken, upstream: tts-of-b}, {name: files}]}
 {{.ExtraChannels}}
 models:
+  - {name: probed, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
 {{- range .Rests}}
   - {name: {{.}}, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: {{.}}-other, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}

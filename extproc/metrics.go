@@ -13,6 +13,7 @@ type metrics struct {
 	settlements   *prometheus.CounterVec
 	answers       *prometheus.CounterVec
 	cooldowns     *prometheus.CounterVec
+	probeUp       *prometheus.GaugeVec
 	tokens        *prometheus.CounterVec
 	costMicros    prometheus.Counter
 	unpricedTiers prometheus.Counter
@@ -42,6 +43,10 @@ func newMetrics(r prometheus.Registerer, inFlight, journal func() float64) *metr
 			Name: "keyway_extproc_cooldowns_total",
 			Help: "Cooldowns that began or grew longer, by channel and reason: rate, overload, server, unanswered, and quota and auth, which take it out.",
 		}, []string{"channel", "reason"}),
+		probeUp: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "keyway_extproc_probe_up",
+			Help: "Whether the last probe of a channel that this instance made was answered as it should, 1 or 0.",
+		}, []string{"channel"}),
 		tokens: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "keyway_extproc_tokens_total",
 			Help: "Tokens settled, by direction (input, output) and source (upstream, estimate).",
@@ -82,7 +87,7 @@ func newMetrics(r prometheus.Registerer, inFlight, journal func() float64) *metr
 			Help: "Answers that were ended because their upstream had sent nothing for idle_limit.",
 		}),
 	}
-	r.MustRegister(m.heartbeats, m.idleEnds, m.requests, m.settlements, m.answers, m.cooldowns, m.tokens, m.costMicros, m.unpricedTiers, m.ttft, m.added, m.estimateRatio, m.lost,
+	r.MustRegister(m.heartbeats, m.idleEnds, m.requests, m.settlements, m.answers, m.cooldowns, m.probeUp, m.tokens, m.costMicros, m.unpricedTiers, m.ttft, m.added, m.estimateRatio, m.lost,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "keyway_extproc_in_flight",
 			Help: "Requests whose holds this instance keeps alive.",

@@ -51,25 +51,22 @@ type relay struct {
 	bodies *semaphore.Weighted
 }
 
-// newRelay makes a relay that calls channels at address, "unix:/path".
-func newRelay(s *Server, address string) (*relay, error) {
+// newEgressClient makes a client that calls channels at address, "unix:/path".
+func newEgressClient(address string) (*http.Client, error) {
 	path, ok := strings.CutPrefix(address, "unix:")
 	if !ok {
 		return nil, fmt.Errorf("%q is not the address of an egress listener, unix:/path", address)
 	}
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
-	return &relay{
-		server: s, bodies: semaphore.NewWeighted(relayBodies),
-		egress: &http.Client{
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-			Transport: &http.Transport{
-				Protocols: &protocols, DisableCompression: true,
-				HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: relayReceive, MaxReceiveBufferPerConnection: relayReceiveAll},
-				DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-					var d net.Dialer
-					return d.DialContext(ctx, "unix", path)
-				},
+	return &http.Client{
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Transport: &http.Transport{
+			Protocols: &protocols, DisableCompression: true,
+			HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: relayReceive, MaxReceiveBufferPerConnection: relayReceiveAll},
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				var d net.Dialer
+				return d.DialContext(ctx, "unix", path)
 			},
 		},
 	}, nil

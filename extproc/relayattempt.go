@@ -109,23 +109,6 @@ var errLongDecision = errors.New("decision is too long for a header")
 // credential, path and body as it does for any attempt. What it needs of the
 // decision is the one candidate.
 func (r *relay) call(ctx context.Context, x *relayed, candidate domain.Candidate) (*http.Response, error) {
-	lean := x.decision
-	candidate.Price = nil
-	lean.Price, lean.Candidates = domain.Price{}, []domain.Candidate{candidate}
-	encoded, err := envoy.EncodeDecision(lean)
-	if err != nil {
-		return nil, err
-	}
-	// Both forms go along: which of them the channel reads is Envoy's to know.
-	lean.Candidates[0].Egress = domain.EgressNative
-	native, err := envoy.Native(lean)
-	if err != nil {
-		return nil, err
-	}
-	native = base64.StdEncoding.EncodeToString([]byte(native))
-	if max(len(encoded), len(native)) > envoy.MaxEgressDecision {
-		return nil, errLongDecision
-	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://egress"+x.request.URL.RequestURI(), bytes.NewReader(x.body))
 	if err != nil {
 		return nil, err
@@ -139,10 +122,35 @@ func (r *relay) call(ctx context.Context, x *relayed, candidate domain.Candidate
 	if _, ok := req.Header["User-Agent"]; !ok {
 		req.Header["User-Agent"] = nil // else Go names itself
 	}
+	if err := aim(req, x.decision, candidate); err != nil {
+		return nil, err
+	}
+	return r.egress.Do(req)
+}
+
+// aim has the egress listener send req to a candidate of d. What it needs of the
+// decision is the one candidate.
+func aim(req *http.Request, d domain.Decision, candidate domain.Candidate) error {
+	candidate.Price = nil
+	d.Price, d.Candidates = domain.Price{}, []domain.Candidate{candidate}
+	encoded, err := envoy.EncodeDecision(d)
+	if err != nil {
+		return err
+	}
+	// Both forms go along: which of them the channel reads is Envoy's to know.
+	d.Candidates[0].Egress = domain.EgressNative
+	native, err := envoy.Native(d)
+	if err != nil {
+		return err
+	}
+	native = base64.StdEncoding.EncodeToString([]byte(native))
+	if max(len(encoded), len(native)) > envoy.MaxEgressDecision {
+		return errLongDecision
+	}
 	req.Header.Set(envoy.HeaderChannel, envoy.ClusterOf(candidate.Channel))
 	req.Header.Set(envoy.HeaderDecision, encoded)
 	if native != "" {
 		req.Header.Set(envoy.HeaderNative, native)
 	}
-	return r.egress.Do(req)
+	return nil
 }

@@ -12,6 +12,7 @@ import (
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc/metadata"
 
 	"keyway/config"
@@ -44,12 +45,14 @@ type Options struct {
 	StoredIDs   StoredIDs
 	Cooldowns   Cooldowns
 	Learner     ChannelLearner
+	Probes      Probes
 	Secrets     Secrets
 	// Listener is where Envoy connects; the Server closes it.
 	Listener net.Listener
 	// Relay is where Envoy calls the relay; nil has none. The Server closes it.
 	Relay net.Listener
-	// Egress is where the relay calls channels, "unix:/path"; mandatory with Relay.
+	// Egress is where the relay and the probes call channels, "unix:/path"; without
+	// it there are neither. Probes is mandatory with it.
 	Egress     string
 	Health     *telemetry.Health
 	Registerer prometheus.Registerer
@@ -90,6 +93,7 @@ type Server struct {
 	evidence      *evidence
 	relay         *relay // nil for none
 	relayListener net.Listener
+	prober        *prober // nil for none
 	// watches counts streams whose settlement is still due.
 	watches sync.WaitGroup
 }
@@ -131,12 +135,19 @@ func New(o Options) (*Server, error) {
 		return domain.CooldownBounds{First: config.DefaultCooldownFirst, Least: config.DefaultCooldownMin, Most: config.DefaultCooldownMax}
 	}
 	s.evidence = e.init()
-	if o.Relay != nil {
-		r, err := newRelay(s, o.Egress)
-		if err != nil {
-			return nil, fmt.Errorf("make relay: %w", err)
+	if o.Egress == "" {
+		if o.Relay != nil {
+			return nil, errors.New("the relay needs the address of Envoy's egress listener")
 		}
-		s.relay, s.relayListener = r, o.Relay
+		return s, nil
+	}
+	egress, err := newEgressClient(o.Egress)
+	if err != nil {
+		return nil, fmt.Errorf("make client of channels: %w", err)
+	}
+	s.prober = &prober{store: o.Probes, egress: egress, config: o.Config, evidence: s.evidence, metrics: s.metrics, logger: s.logger}
+	if o.Relay != nil {
+		s.relay, s.relayListener = &relay{server: s, egress: egress, bodies: semaphore.NewWeighted(relayBodies)}, o.Relay
 	}
 	return s, nil
 }
@@ -172,6 +183,12 @@ func (s *Server) Run(ctx context.Context) error {
 			func(ctx context.Context) error { s.replay(ctx); return nil },
 			func(ctx context.Context) error { s.calibration.run(ctx); return nil },
 			func(ctx context.Context) error { s.evidence.run(ctx); return nil },
+			func(ctx context.Context) error {
+				if s.prober != nil {
+					s.prober.run(ctx)
+				}
+				return nil
+			},
 		},
 	})
 	// What is still open is settled by the exits of the streams' handlers.

@@ -68,7 +68,7 @@ func (s *Store) ClaimTrial(ctx context.Context, t domain.Trial) (bool, error) {
 // EndCooldown forgets a cooldown that is over, because a trial succeeded. One
 // that began anew meanwhile stays.
 func (s *Store) EndCooldown(ctx context.Context, c domain.ChannelClass) error {
-	return firstError(s.run(ctx, []call{clearCall(c, 0)}))
+	return firstError(s.run(ctx, []call{clearCall(c, clearOver)}))
 }
 
 // ResetChannel forgets all that is known against a channel, in whatever state
@@ -81,7 +81,7 @@ func (s *Store) ResetChannel(ctx context.Context, channel string) (int, error) {
 	var calls []call
 	for _, c := range members {
 		if c.Channel == channel {
-			calls = append(calls, clearCall(c, 1))
+			calls = append(calls, clearCall(c, clearAlways))
 		}
 	}
 	if len(calls) == 0 {
@@ -99,8 +99,35 @@ func (s *Store) ResetChannel(ctx context.Context, channel string) (int, error) {
 	return n, nil
 }
 
-func clearCall(c domain.ChannelClass, whatever int) call {
-	return call{script: lua.CooldownClear, keys: cooldownKeys(c), args: []any{cooldownMember(c), whatever, cooldownChannel}}
+// When the clear script forgets; any other word is a reason for being out.
+const (
+	clearAlways = "always"
+	clearOver   = "over"
+)
+
+func clearCall(c domain.ChannelClass, when string) call {
+	return call{script: lua.CooldownClear, keys: cooldownKeys(c), args: []any{cooldownMember(c), when, cooldownChannel}}
+}
+
+// EndOut brings a channel back that is out for a reason, because its provider
+// has shown that the reason is gone; ended says that it was.
+func (s *Store) EndOut(ctx context.Context, channel string, reason domain.CooldownReason) (ended bool, err error) {
+	of := domain.ChannelClass{Channel: channel, Class: domain.EveryClass}
+	n, err := s.run(ctx, []call{clearCall(of, string(reason))})[0].Int()
+	if err != nil {
+		return false, fmt.Errorf("bring channel %s back: %w", channel, err)
+	}
+	return n == 1, nil
+}
+
+// ClaimProbe reports whether the caller is the one in the region that may probe
+// a channel now; nobody else may for the time of every.
+func (s *Store) ClaimProbe(ctx context.Context, channel string, every time.Duration) (mine bool, err error) {
+	err = s.do(ctx, "claim probe", func(ctx context.Context) error {
+		mine, err = s.client.SetNX(ctx, probeClaimKey(channel), 1, every).Result() //nolint:staticcheck // the one command that all supported stores have
+		return err
+	})
+	return mine, err
 }
 
 // cooling lists what the indexes name; some of it may have expired.

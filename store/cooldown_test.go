@@ -143,6 +143,41 @@ func TestOutStaysUntilResetOrChange(t *testing.T) {
 	assert.Equal(t, "a2", c.Account)
 }
 
+func TestEndOutTakesTheRightReason(t *testing.T) {
+	t.Parallel()
+	s := shared(t)
+	e := tired(domain.ReasonAuth, 0)
+	e.Class = domain.EveryClass
+	end := func(reason domain.CooldownReason) bool {
+		ended, err := s.EndOut(t.Context(), e.Channel, reason)
+		require.NoError(t, err)
+		return ended
+	}
+	require.False(t, end(domain.ReasonAuth), "nothing is known")
+	require.True(t, cool(t, s, e))
+	require.False(t, end(domain.ReasonQuota))
+	require.True(t, end(domain.ReasonAuth))
+	_, ok := knownOf(t, s, e.ChannelClass)
+	require.False(t, ok)
+	e.Reason = domain.ReasonRate
+	require.True(t, cool(t, s, e))
+	require.False(t, end(domain.ReasonRate), "it is not out")
+}
+
+func TestOneProbeInItsTime(t *testing.T) {
+	t.Parallel()
+	s := shared(t)
+	channel := unique("channel")
+	claim := func() bool {
+		mine, err := s.ClaimProbe(t.Context(), channel, 300*time.Millisecond)
+		require.NoError(t, err)
+		return mine
+	}
+	require.True(t, claim())
+	require.False(t, claim())
+	eventually(t, "its time is over", claim)
+}
+
 func TestOneTrialAtATime(t *testing.T) {
 	t.Parallel()
 	s := shared(t)

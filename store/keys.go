@@ -116,6 +116,9 @@ func cooldownMember(c domain.ChannelClass) string { return c.Channel + ":" + c.C
 // coolingKey is the index of the cooldowns in one shard of channels.
 func coolingKey(shard int) string { return fmt.Sprintf("{c%02d}:cooling", shard) }
 
+// probeClaimKey says that a channel was probed lately.
+func probeClaimKey(channel string) string { return channelTag(channel) + ":probed:" + channel }
+
 func statKey(channel string) string { return channelTag(channel) + ":stat:" + channel }
 
 func recordKey(hash string) string { return "key:" + hash }

@@ -74,7 +74,7 @@ func runExtproc(cmd *cobra.Command, f regionFlags, relay string, o extproc.Optio
 	}
 	o.Config, o.Store, o.Calibration, o.Secrets, o.Listener = holder, regional, regional, secret.NewResolver(secret.Options{}), listener
 	o.StoredIDs = regional
-	o.Cooldowns, o.Learner = regional, regional
+	o.Cooldowns, o.Learner, o.Probes = regional, regional, regional
 	o.Health, o.Registerer, o.Logger, o.StopTimeout = p.health, p.registry, p.logger, f.StopLimit
 	server, err := extproc.New(o)
 	if err != nil {

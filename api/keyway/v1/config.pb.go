@@ -615,7 +615,10 @@ type Channel struct {
 	// (default), the extproc service, or "native", Envoy itself, which costs less
 	// and needs xds to read the SK. A native channel with slots is only ever a
 	// request's first choice: nobody could take its slot for a later attempt.
-	Egress        string `protobuf:"bytes,15,opt,name=egress,proto3" json:"egress,omitempty"`
+	Egress string `protobuf:"bytes,15,opt,name=egress,proto3" json:"egress,omitempty"`
+	// Probe calls the provider now and then to learn whether it can be reached and
+	// takes the credential; default is none.
+	Probe         *Probe `protobuf:"bytes,16,opt,name=probe,proto3" json:"probe,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -741,6 +744,69 @@ func (x *Channel) GetEgress() string {
 	return ""
 }
 
+func (x *Channel) GetProbe() *Probe {
+	if x != nil {
+		return x.Probe
+	}
+	return nil
+}
+
+// Probe is a GET that costs nothing, such as that of the list of models.
+type Probe struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Path is below the provider's base_url; default "/models".
+	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// Every is the pause between two probes from the whole region; default 60s,
+	// 1s to 24h.
+	Every         *durationpb.Duration `protobuf:"bytes,2,opt,name=every,proto3" json:"every,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Probe) Reset() {
+	*x = Probe{}
+	mi := &file_keyway_v1_config_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Probe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Probe) ProtoMessage() {}
+
+func (x *Probe) ProtoReflect() protoreflect.Message {
+	mi := &file_keyway_v1_config_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Probe.ProtoReflect.Descriptor instead.
+func (*Probe) Descriptor() ([]byte, []int) {
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Probe) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *Probe) GetEvery() *durationpb.Duration {
+	if x != nil {
+		return x.Every
+	}
+	return nil
+}
+
 // ChannelModel says under which name a channel serves a model.
 type ChannelModel struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -753,7 +819,7 @@ type ChannelModel struct {
 
 func (x *ChannelModel) Reset() {
 	*x = ChannelModel{}
-	mi := &file_keyway_v1_config_proto_msgTypes[8]
+	mi := &file_keyway_v1_config_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -765,7 +831,7 @@ func (x *ChannelModel) String() string {
 func (*ChannelModel) ProtoMessage() {}
 
 func (x *ChannelModel) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[8]
+	mi := &file_keyway_v1_config_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -778,7 +844,7 @@ func (x *ChannelModel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChannelModel.ProtoReflect.Descriptor instead.
 func (*ChannelModel) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{8}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ChannelModel) GetName() string {
@@ -853,7 +919,7 @@ type Model struct {
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_keyway_v1_config_proto_msgTypes[9]
+	mi := &file_keyway_v1_config_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -865,7 +931,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[9]
+	mi := &file_keyway_v1_config_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -878,7 +944,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{9}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Model) GetName() string {
@@ -1003,7 +1069,7 @@ type Alias struct {
 
 func (x *Alias) Reset() {
 	*x = Alias{}
-	mi := &file_keyway_v1_config_proto_msgTypes[10]
+	mi := &file_keyway_v1_config_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1015,7 +1081,7 @@ func (x *Alias) String() string {
 func (*Alias) ProtoMessage() {}
 
 func (x *Alias) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[10]
+	mi := &file_keyway_v1_config_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1028,7 +1094,7 @@ func (x *Alias) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Alias.ProtoReflect.Descriptor instead.
 func (*Alias) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{10}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Alias) GetName() string {
@@ -1096,7 +1162,7 @@ type Price struct {
 
 func (x *Price) Reset() {
 	*x = Price{}
-	mi := &file_keyway_v1_config_proto_msgTypes[11]
+	mi := &file_keyway_v1_config_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1108,7 +1174,7 @@ func (x *Price) String() string {
 func (*Price) ProtoMessage() {}
 
 func (x *Price) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[11]
+	mi := &file_keyway_v1_config_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1121,7 +1187,7 @@ func (x *Price) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Price.ProtoReflect.Descriptor instead.
 func (*Price) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{11}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Price) GetVersion() string {
@@ -1261,7 +1327,7 @@ type ToolPrice struct {
 
 func (x *ToolPrice) Reset() {
 	*x = ToolPrice{}
-	mi := &file_keyway_v1_config_proto_msgTypes[12]
+	mi := &file_keyway_v1_config_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1273,7 +1339,7 @@ func (x *ToolPrice) String() string {
 func (*ToolPrice) ProtoMessage() {}
 
 func (x *ToolPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[12]
+	mi := &file_keyway_v1_config_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1286,7 +1352,7 @@ func (x *ToolPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolPrice.ProtoReflect.Descriptor instead.
 func (*ToolPrice) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{12}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ToolPrice) GetTool() string {
@@ -1325,7 +1391,7 @@ type ImagePrice struct {
 
 func (x *ImagePrice) Reset() {
 	*x = ImagePrice{}
-	mi := &file_keyway_v1_config_proto_msgTypes[13]
+	mi := &file_keyway_v1_config_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1337,7 +1403,7 @@ func (x *ImagePrice) String() string {
 func (*ImagePrice) ProtoMessage() {}
 
 func (x *ImagePrice) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[13]
+	mi := &file_keyway_v1_config_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1350,7 +1416,7 @@ func (x *ImagePrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagePrice.ProtoReflect.Descriptor instead.
 func (*ImagePrice) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{13}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ImagePrice) GetQuality() string {
@@ -1387,7 +1453,7 @@ type TierPrice struct {
 
 func (x *TierPrice) Reset() {
 	*x = TierPrice{}
-	mi := &file_keyway_v1_config_proto_msgTypes[14]
+	mi := &file_keyway_v1_config_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1399,7 +1465,7 @@ func (x *TierPrice) String() string {
 func (*TierPrice) ProtoMessage() {}
 
 func (x *TierPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[14]
+	mi := &file_keyway_v1_config_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1412,7 +1478,7 @@ func (x *TierPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierPrice.ProtoReflect.Descriptor instead.
 func (*TierPrice) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{14}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TierPrice) GetTier() string {
@@ -1455,7 +1521,7 @@ type PriceStep struct {
 
 func (x *PriceStep) Reset() {
 	*x = PriceStep{}
-	mi := &file_keyway_v1_config_proto_msgTypes[15]
+	mi := &file_keyway_v1_config_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1467,7 +1533,7 @@ func (x *PriceStep) String() string {
 func (*PriceStep) ProtoMessage() {}
 
 func (x *PriceStep) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[15]
+	mi := &file_keyway_v1_config_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1480,7 +1546,7 @@ func (x *PriceStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PriceStep.ProtoReflect.Descriptor instead.
 func (*PriceStep) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{15}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PriceStep) GetAbove() int64 {
@@ -1631,7 +1697,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_keyway_v1_config_proto_msgTypes[16]
+	mi := &file_keyway_v1_config_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1643,7 +1709,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[16]
+	mi := &file_keyway_v1_config_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1656,7 +1722,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{16}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Policy) GetName() string {
@@ -1798,7 +1864,7 @@ type ModelPolicy struct {
 
 func (x *ModelPolicy) Reset() {
 	*x = ModelPolicy{}
-	mi := &file_keyway_v1_config_proto_msgTypes[17]
+	mi := &file_keyway_v1_config_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1810,7 +1876,7 @@ func (x *ModelPolicy) String() string {
 func (*ModelPolicy) ProtoMessage() {}
 
 func (x *ModelPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[17]
+	mi := &file_keyway_v1_config_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1823,7 +1889,7 @@ func (x *ModelPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelPolicy.ProtoReflect.Descriptor instead.
 func (*ModelPolicy) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{17}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ModelPolicy) GetName() string {
@@ -1907,7 +1973,7 @@ type Ceiling struct {
 
 func (x *Ceiling) Reset() {
 	*x = Ceiling{}
-	mi := &file_keyway_v1_config_proto_msgTypes[18]
+	mi := &file_keyway_v1_config_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1919,7 +1985,7 @@ func (x *Ceiling) String() string {
 func (*Ceiling) ProtoMessage() {}
 
 func (x *Ceiling) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[18]
+	mi := &file_keyway_v1_config_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1932,7 +1998,7 @@ func (x *Ceiling) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ceiling.ProtoReflect.Descriptor instead.
 func (*Ceiling) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{18}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Ceiling) GetRpm() int64 {
@@ -1989,7 +2055,7 @@ type Identity struct {
 
 func (x *Identity) Reset() {
 	*x = Identity{}
-	mi := &file_keyway_v1_config_proto_msgTypes[19]
+	mi := &file_keyway_v1_config_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2001,7 +2067,7 @@ func (x *Identity) String() string {
 func (*Identity) ProtoMessage() {}
 
 func (x *Identity) ProtoReflect() protoreflect.Message {
-	mi := &file_keyway_v1_config_proto_msgTypes[19]
+	mi := &file_keyway_v1_config_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2014,7 +2080,7 @@ func (x *Identity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Identity.ProtoReflect.Descriptor instead.
 func (*Identity) Descriptor() ([]byte, []int) {
-	return file_keyway_v1_config_proto_rawDescGZIP(), []int{19}
+	return file_keyway_v1_config_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Identity) GetId() string {
@@ -2094,7 +2160,7 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\x0fconnect_timeout\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x0econnectTimeout\x12\x17\n" +
 	"\aca_file\x18\x06 \x01(\tR\x06caFile\x12\x12\n" +
 	"\x04http\x18\a \x01(\tR\x04http\x12+\n" +
-	"\x11anthropic_version\x18\b \x01(\tR\x10anthropicVersion\"\xf5\x02\n" +
+	"\x11anthropic_version\x18\b \x01(\tR\x10anthropicVersion\"\x9d\x03\n" +
 	"\aChannel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bprovider\x18\x02 \x01(\tR\bprovider\x12\x16\n" +
@@ -2109,7 +2175,11 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	" \x01(\tR\vstreamUsage\x12\x1a\n" +
 	"\bcooldown\x18\v \x01(\tR\bcooldown\x12\x12\n" +
 	"\x04cost\x18\f \x01(\tR\x04cost\x12\x16\n" +
-	"\x06egress\x18\x0f \x01(\tR\x06egress\">\n" +
+	"\x06egress\x18\x0f \x01(\tR\x06egress\x12&\n" +
+	"\x05probe\x18\x10 \x01(\v2\x10.keyway.v1.ProbeR\x05probe\"L\n" +
+	"\x05Probe\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12/\n" +
+	"\x05every\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05every\">\n" +
 	"\fChannelModel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bupstream\x18\x02 \x01(\tR\bupstream\"\xff\x03\n" +
@@ -2251,7 +2321,7 @@ func file_keyway_v1_config_proto_rawDescGZIP() []byte {
 	return file_keyway_v1_config_proto_rawDescData
 }
 
-var file_keyway_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_keyway_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_keyway_v1_config_proto_goTypes = []any{
 	(*RegionConfig)(nil),        // 0: keyway.v1.RegionConfig
 	(*Config)(nil),              // 1: keyway.v1.Config
@@ -2261,19 +2331,20 @@ var file_keyway_v1_config_proto_goTypes = []any{
 	(*Limits)(nil),              // 5: keyway.v1.Limits
 	(*Provider)(nil),            // 6: keyway.v1.Provider
 	(*Channel)(nil),             // 7: keyway.v1.Channel
-	(*ChannelModel)(nil),        // 8: keyway.v1.ChannelModel
-	(*Model)(nil),               // 9: keyway.v1.Model
-	(*Alias)(nil),               // 10: keyway.v1.Alias
-	(*Price)(nil),               // 11: keyway.v1.Price
-	(*ToolPrice)(nil),           // 12: keyway.v1.ToolPrice
-	(*ImagePrice)(nil),          // 13: keyway.v1.ImagePrice
-	(*TierPrice)(nil),           // 14: keyway.v1.TierPrice
-	(*PriceStep)(nil),           // 15: keyway.v1.PriceStep
-	(*Policy)(nil),              // 16: keyway.v1.Policy
-	(*ModelPolicy)(nil),         // 17: keyway.v1.ModelPolicy
-	(*Ceiling)(nil),             // 18: keyway.v1.Ceiling
-	(*Identity)(nil),            // 19: keyway.v1.Identity
-	(*durationpb.Duration)(nil), // 20: google.protobuf.Duration
+	(*Probe)(nil),               // 8: keyway.v1.Probe
+	(*ChannelModel)(nil),        // 9: keyway.v1.ChannelModel
+	(*Model)(nil),               // 10: keyway.v1.Model
+	(*Alias)(nil),               // 11: keyway.v1.Alias
+	(*Price)(nil),               // 12: keyway.v1.Price
+	(*ToolPrice)(nil),           // 13: keyway.v1.ToolPrice
+	(*ImagePrice)(nil),          // 14: keyway.v1.ImagePrice
+	(*TierPrice)(nil),           // 15: keyway.v1.TierPrice
+	(*PriceStep)(nil),           // 16: keyway.v1.PriceStep
+	(*Policy)(nil),              // 17: keyway.v1.Policy
+	(*ModelPolicy)(nil),         // 18: keyway.v1.ModelPolicy
+	(*Ceiling)(nil),             // 19: keyway.v1.Ceiling
+	(*Identity)(nil),            // 20: keyway.v1.Identity
+	(*durationpb.Duration)(nil), // 21: google.protobuf.Duration
 }
 var file_keyway_v1_config_proto_depIdxs = []int32{
 	1,  // 0: keyway.v1.RegionConfig.config:type_name -> keyway.v1.Config
@@ -2281,36 +2352,38 @@ var file_keyway_v1_config_proto_depIdxs = []int32{
 	5,  // 2: keyway.v1.Config.limits:type_name -> keyway.v1.Limits
 	6,  // 3: keyway.v1.Config.providers:type_name -> keyway.v1.Provider
 	7,  // 4: keyway.v1.Config.channels:type_name -> keyway.v1.Channel
-	9,  // 5: keyway.v1.Config.models:type_name -> keyway.v1.Model
-	16, // 6: keyway.v1.Config.policies:type_name -> keyway.v1.Policy
-	19, // 7: keyway.v1.Config.identities:type_name -> keyway.v1.Identity
-	18, // 8: keyway.v1.Config.ceiling:type_name -> keyway.v1.Ceiling
+	10, // 5: keyway.v1.Config.models:type_name -> keyway.v1.Model
+	17, // 6: keyway.v1.Config.policies:type_name -> keyway.v1.Policy
+	20, // 7: keyway.v1.Config.identities:type_name -> keyway.v1.Identity
+	19, // 8: keyway.v1.Config.ceiling:type_name -> keyway.v1.Ceiling
 	2,  // 9: keyway.v1.Config.cooldown:type_name -> keyway.v1.Cooldown
-	10, // 10: keyway.v1.Config.aliases:type_name -> keyway.v1.Alias
-	20, // 11: keyway.v1.Cooldown.first:type_name -> google.protobuf.Duration
-	20, // 12: keyway.v1.Cooldown.min:type_name -> google.protobuf.Duration
-	20, // 13: keyway.v1.Cooldown.max:type_name -> google.protobuf.Duration
+	11, // 10: keyway.v1.Config.aliases:type_name -> keyway.v1.Alias
+	21, // 11: keyway.v1.Cooldown.first:type_name -> google.protobuf.Duration
+	21, // 12: keyway.v1.Cooldown.min:type_name -> google.protobuf.Duration
+	21, // 13: keyway.v1.Cooldown.max:type_name -> google.protobuf.Duration
 	4,  // 14: keyway.v1.Listener.tls:type_name -> keyway.v1.TLS
-	20, // 15: keyway.v1.Limits.lease:type_name -> google.protobuf.Duration
-	20, // 16: keyway.v1.Limits.drain_time:type_name -> google.protobuf.Duration
-	20, // 17: keyway.v1.Limits.keep_stored_ids:type_name -> google.protobuf.Duration
-	20, // 18: keyway.v1.Provider.first_byte_limit:type_name -> google.protobuf.Duration
-	20, // 19: keyway.v1.Provider.connect_timeout:type_name -> google.protobuf.Duration
-	8,  // 20: keyway.v1.Channel.models:type_name -> keyway.v1.ChannelModel
-	11, // 21: keyway.v1.Model.prices:type_name -> keyway.v1.Price
-	20, // 22: keyway.v1.Model.heartbeat:type_name -> google.protobuf.Duration
-	20, // 23: keyway.v1.Model.idle_limit:type_name -> google.protobuf.Duration
-	12, // 24: keyway.v1.Price.tools:type_name -> keyway.v1.ToolPrice
-	14, // 25: keyway.v1.Price.tiers:type_name -> keyway.v1.TierPrice
-	15, // 26: keyway.v1.Price.steps:type_name -> keyway.v1.PriceStep
-	13, // 27: keyway.v1.Price.images:type_name -> keyway.v1.ImagePrice
-	17, // 28: keyway.v1.Policy.models:type_name -> keyway.v1.ModelPolicy
-	20, // 29: keyway.v1.Policy.open_window:type_name -> google.protobuf.Duration
-	30, // [30:30] is the sub-list for method output_type
-	30, // [30:30] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	21, // 15: keyway.v1.Limits.lease:type_name -> google.protobuf.Duration
+	21, // 16: keyway.v1.Limits.drain_time:type_name -> google.protobuf.Duration
+	21, // 17: keyway.v1.Limits.keep_stored_ids:type_name -> google.protobuf.Duration
+	21, // 18: keyway.v1.Provider.first_byte_limit:type_name -> google.protobuf.Duration
+	21, // 19: keyway.v1.Provider.connect_timeout:type_name -> google.protobuf.Duration
+	9,  // 20: keyway.v1.Channel.models:type_name -> keyway.v1.ChannelModel
+	8,  // 21: keyway.v1.Channel.probe:type_name -> keyway.v1.Probe
+	21, // 22: keyway.v1.Probe.every:type_name -> google.protobuf.Duration
+	12, // 23: keyway.v1.Model.prices:type_name -> keyway.v1.Price
+	21, // 24: keyway.v1.Model.heartbeat:type_name -> google.protobuf.Duration
+	21, // 25: keyway.v1.Model.idle_limit:type_name -> google.protobuf.Duration
+	13, // 26: keyway.v1.Price.tools:type_name -> keyway.v1.ToolPrice
+	15, // 27: keyway.v1.Price.tiers:type_name -> keyway.v1.TierPrice
+	16, // 28: keyway.v1.Price.steps:type_name -> keyway.v1.PriceStep
+	14, // 29: keyway.v1.Price.images:type_name -> keyway.v1.ImagePrice
+	18, // 30: keyway.v1.Policy.models:type_name -> keyway.v1.ModelPolicy
+	21, // 31: keyway.v1.Policy.open_window:type_name -> google.protobuf.Duration
+	32, // [32:32] is the sub-list for method output_type
+	32, // [32:32] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_keyway_v1_config_proto_init() }
@@ -2324,7 +2397,7 @@ func file_keyway_v1_config_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keyway_v1_config_proto_rawDesc), len(file_keyway_v1_config_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
