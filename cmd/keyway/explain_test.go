@@ -19,15 +19,20 @@ func TestExplanationOfAFailover(t *testing.T) {
 		Ended: true,
 		Decision: domain.Decision{
 			Model: "m", Route: []domain.Standing{
-				{Channel: "tight", Model: "m", Score: 3}, {Channel: "east", Model: "m", Score: 1.23456}, {Channel: "slow", Model: "m", Score: 9, Note: "slow"},
-				{Channel: "west", Model: "m", LeftOut: "cooling for 3s (rate)"}, {Channel: "east", Model: "n", Score: 1}, {Model: "secret", LeftOut: "the key may not use the model"},
+				{Channel: "tight", Model: "m", Score: 3},
+				{Channel: "east", Model: "m", Score: 1.23456},
+				{Channel: "slow", Model: "m", Score: 9, Note: "slow"},
+				{Channel: "west", Model: "m", LeftOut: "cooling for 3s (rate)"},
+				{Channel: "east", Model: "n", Score: 1},
+				{Model: "secret", LeftOut: "the key may not use the model"},
 			},
 		},
 		Record: domain.UsageRecord{
 			RequestID: "r1", KeyID: "key_1", Identity: "acme", API: domain.APIChat, Model: "latest", Channel: "east", Outcome: domain.OutcomeSuccess,
 			Status: 200, CostMicros: 1234, AdmittedAt: begin, EndedAt: begin.Add(1500 * time.Millisecond),
 			Attempts: []domain.Attempt{
-				{Channel: "east", Status: 429, Reason: domain.ReasonRate, At: begin.Add(20 * time.Millisecond)}, {Channel: "slow", Reason: domain.ReasonUnanswered},
+				{Channel: "east", Status: 429, Reason: domain.ReasonRate, At: begin.Add(20 * time.Millisecond)},
+				{Channel: "slow", Reason: domain.ReasonUnanswered},
 				{Channel: "east", Status: 200, At: begin.Add(time.Second)},
 			},
 		},
