@@ -97,7 +97,11 @@ func resolve(snap *config.Snapshot, key domain.VirtualKey, name string) (m domai
 // fallbacks, each model by its own strategy.
 func (s *Server) route(a ask) route {
 	var r route
-	for i, name := range append([]string{a.model.Name}, a.model.Fallbacks...) {
+	fallbacks := a.model.Fallbacks
+	if a.api == domain.APIStored {
+		fallbacks = nil // what is stored is there as it is
+	}
+	for i, name := range append([]string{a.model.Name}, fallbacks...) {
 		model, ok := a.snap.Models[name]
 		if !ok || model.PassesRaw() != a.api.IsRaw() {
 			continue
@@ -107,7 +111,7 @@ func (s *Server) route(a ask) route {
 			continue
 		}
 		most := maxCandidates
-		if i == 0 && len(a.model.Fallbacks) > 0 {
+		if i == 0 && len(fallbacks) > 0 {
 			most-- // the last resort has a place
 		}
 		s.add(&r, a, model, most)

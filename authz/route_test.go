@@ -316,3 +316,22 @@ func TestAffinity(t *testing.T) {
 	}
 	require.Len(t, led, 40, "one channel for each session, whatever carries its name")
 }
+
+// Reading a stored response is no work that another model could do.
+func TestStoredResponsesHaveNoFallback(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.routed(func(s *config.Snapshot) {
+		c := s.Channels["a"]
+		c.Models = map[string]string{"m": "m", "n": "n"}
+		s.Channels["a"] = c
+		n := s.Models["n"]
+		n.Channels = []string{"a"}
+		s.Models["n"] = n
+	})
+	snap := f.server.config.Load()
+	a := ask{snap: snap, api: domain.APIStored, model: snap.Models["m"], pinned: "a"}
+	require.Len(t, f.server.route(a).picks, 1)
+	a.api = domain.APIResponses
+	require.Len(t, f.server.route(a).picks, 2)
+}
