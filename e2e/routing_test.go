@@ -75,34 +75,29 @@ func TestSessionsStickAndEscape(t *testing.T) {
 	t.Parallel()
 	s := sharedStack(t)
 	c := s.caller(t, "wide", "--policy", "wide")
-	homes := map[string]string{}
-	for i := range 12 {
-		key := fmt.Sprint("session-", i)
-		homes[c.sticky(t, "stuck", key, "")] = key
+	sessions := map[string]string{} // one of each face
+	var home string
+	for i := 0; len(sessions) < 2; i++ {
+		require.Less(t, i, 20, "sessions spread: all but one in half a million times")
+		session := fmt.Sprint("session-", i)
+		home = c.sticky(t, "stuck", session, "")
 		for range 3 {
-			require.Equal(t, key, homes[c.sticky(t, "stuck", key, "")], "a session has one channel")
-			homes[c.sticky(t, "stuck", key, "")] = key
+			require.Equal(t, home, c.sticky(t, "stuck", session, ""), "a session has one channel")
 		}
-		if len(homes) == 2 {
-			break
-		}
+		sessions[home] = session
 	}
-	require.Len(t, homes, 2, "sessions spread")
 
-	for home, key := range homes {
-		other := map[string]string{"b": "c", "c": "b"}[home]
-		refuse := fmt.Sprintf(`{"only_face":%q,"status":429,"retry_after":{"seconds":2}}`, home)
-		require.Equal(t, other, c.sticky(t, "stuck", key, refuse), "the session is served elsewhere")
-		nonce := newNonce()
-		got := c.s.send(t, sending{
-			path: "/v1/chat/completions", key: c.secret, nonce: nonce, body: []byte(chat("stuck", "", fmt.Sprintf(`"prompt_cache_key":%q`, key))),
-		})
-		require.Equal(t, http.StatusOK, got.StatusCode, "%s", got.body)
-		require.Len(t, s.attempts(nonce), 1, "while its channel rests, nobody asks there")
-		require.Equal(t, other, s.faceOf(t, nonce))
-		require.Eventually(t, func() bool { return c.sticky(t, "stuck", key, "") == home }, patience, 50*time.Millisecond, "and comes home")
-		break // the other channel is like it
-	}
+	session, other := sessions[home], map[string]string{"b": "c", "c": "b"}[home]
+	refuse := fmt.Sprintf(`{"only_face":%q,"status":429,"retry_after":{"seconds":2}}`, home)
+	require.Equal(t, other, c.sticky(t, "stuck", session, refuse), "the session is served elsewhere")
+	nonce := newNonce()
+	got := s.send(t, sending{
+		path: "/v1/chat/completions", key: c.secret, nonce: nonce, body: []byte(chat("stuck", "", fmt.Sprintf(`"prompt_cache_key":%q`, session))),
+	})
+	require.Equal(t, http.StatusOK, got.StatusCode, "%s", got.body)
+	require.Len(t, s.attempts(nonce), 1, "while its channel rests, nobody asks there")
+	require.Equal(t, other, s.faceOf(t, nonce))
+	require.Eventually(t, func() bool { return c.sticky(t, "stuck", session, "") == home }, patience, 50*time.Millisecond, "and comes home")
 }
 
 // A channel that is full sends the session on, and no call more goes there.
@@ -161,6 +156,7 @@ func TestStoredResponsesKeepTheirChannel(t *testing.T) {
 	s := sharedStack(t)
 	c := s.caller(t, "wide", "--policy", "wide")
 	replicas := s.replicas(t, s.ready.RedisURL, []string{"r1", "r2"})
+	warm(t, replicas, c.secret)
 	_, face, id := c.respond(t, "")
 	for range 8 {
 		// By chance alone, all of them on one face is one in thirteen for the likelier.
