@@ -35,7 +35,7 @@ func TestOptimisticSpendsItsCreditOnce(t *testing.T) {
 	resumed := sync.OnceFunc(func() { s.signal(t, "store", syscall.SIGCONT) })
 	t.Cleanup(resumed)
 	// It outlives a lease and the sweeper's grace after the store's return.
-	running, err := c.open(t.Context(), ask{model: "only-a", stream: true, script: `{"count":90,"delay_between_ms":200}`})
+	running, err := c.open(t.Context(), ask{model: "only-a", stream: true, script: `{"count":70,"delay_between_ms":200}`})
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, running.StatusCode)
 	_, err = running.event()

@@ -2,7 +2,10 @@ package store
 
 import (
 	"context"
+	"slices"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
@@ -77,7 +80,41 @@ func TestACluster(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, []domain.VirtualKey{k}, keys)
 	assert.True(t, s.Alive())
+	requireNodeLoss(t, s)
 	requireOnce(t, s)
+}
+
+// requireNodeLoss empties one node: its shards alone have lost writes, and only
+// there budgets wait for a rebuild.
+func requireNodeLoss(t *testing.T, s *Store) {
+	t.Helper()
+	cluster, ok := s.client.(*redis.ClusterClient)
+	require.True(t, ok)
+	var once sync.Once
+	require.NoError(t, cluster.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) (err error) {
+		once.Do(func() { err = node.FlushAll(ctx).Err() })
+		return err
+	}))
+	lost, err := s.Advance(t.Context(), time.Time{})
+	require.NoError(t, err)
+	require.NotEmpty(t, lost)
+	require.Less(t, len(lost), domain.Shards)
+	var waiting []domain.Decision
+	for range 50 {
+		o := newTenant()
+		d := o.decide(o.hold(domain.LimitBudgetDay, 100, 30))
+		a, err := s.Admit(t.Context(), d)
+		require.NoError(t, err)
+		require.Equal(t, slices.Contains(lost, domain.ShardOf(o.identity)), a.BudgetsUnknown)
+		if a.BudgetsUnknown {
+			waiting = append(waiting, d)
+		}
+	}
+	require.NotEmpty(t, waiting)
+	require.NoError(t, rebuild(s))
+	for _, d := range waiting {
+		admit(t, s, d)
+	}
 }
 
 // requireOnce expects that a command of a pipeline that has to follow its key
