@@ -189,7 +189,9 @@ func (s *Server) reserve(ctx context.Context, d *domain.Decision, t terms) (doma
 		return domain.Admission{}, fmt.Errorf("reserve: %w", err)
 	case admission.BudgetsUnknown:
 		s.lending.putBack(d.Holds)
-		s.unknown.note(s.logger, s.now(), "budgeted requests are refused: the store is new or has lost writes, and no worker has rebuilt its budgets from the ledger yet; is one running?")
+		if s.unknown.due(s.now()) {
+			s.logger.Error("budgeted requests are refused: the store is new or has lost writes, and no worker has rebuilt its budgets from the ledger yet; is one running?")
+		}
 		s.metrics.budgetsUnknown.Inc()
 		return admission, errBudgetsUnknown
 	case admission.Refusal != nil:

@@ -115,7 +115,9 @@ func (s *Server) goesBlind(d *domain.Decision, own, shared domain.Policy) bool {
 		d.Unreserved = true
 		if err := j.Append(*d); err != nil {
 			d.Unreserved = false
-			s.unwritten.note(s.logger, s.now(), "requests are refused: the journal of optimistic admissions cannot take them", telemetry.Err(err))
+			if s.unwritten.due(s.now()) {
+				s.logger.Error("requests are refused: the journal of optimistic admissions cannot take them", telemetry.Err(err))
+			}
 			return false
 		}
 	}
@@ -152,8 +154,8 @@ func (s *Server) replayOldest(ctx context.Context, j *journal.Journal[domain.Dec
 	ctx, cancel := context.WithTimeout(ctx, replayTimeout)
 	defer cancel()
 	if err := s.reservations.AdmitLate(ctx, d); err != nil {
-		if !errors.Is(err, domain.ErrStoreDown) {
-			s.unlanded.note(s.logger, s.now(), "an admission does not land", telemetry.RequestID(d.RequestID), telemetry.Err(err))
+		if !errors.Is(err, domain.ErrStoreDown) && s.unlanded.due(s.now()) {
+			s.logger.Error("an admission does not land", telemetry.RequestID(d.RequestID), telemetry.Err(err))
 		}
 		return false
 	}

@@ -1,7 +1,6 @@
 package authz
 
 import (
-	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -85,18 +84,15 @@ type outage struct {
 	spent        map[rateBucket]int64
 }
 
-// complaint says something in the log that may be true of every request, at most
-// once in complaintPause. The zero value is ready.
+// complaint spares the log what may be true of every request. The zero value is ready.
 type complaint struct{ last atomic.Int64 }
 
 const complaintPause = 10 * time.Second
 
-func (c *complaint) note(log *slog.Logger, now time.Time, message string, args ...any) {
+// due reports whether it was not made within complaintPause; then it counts as made.
+func (c *complaint) due(now time.Time) bool {
 	last := c.last.Load()
-	if now.UnixNano()-last < int64(complaintPause) || !c.last.CompareAndSwap(last, now.UnixNano()) {
-		return
-	}
-	log.Error(message, args...)
+	return now.UnixNano()-last >= int64(complaintPause) && c.last.CompareAndSwap(last, now.UnixNano())
 }
 
 func newOutage() *outage { return &outage{spent: map[rateBucket]int64{}} }
