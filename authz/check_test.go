@@ -102,7 +102,7 @@ type fixture struct {
 
 var now = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 
-func newFixture(t *testing.T) *fixture {
+func newFixture(t testing.TB) *fixture {
 	t.Helper()
 	secret, err := domain.NewKeySecret()
 	require.NoError(t, err)

@@ -205,7 +205,7 @@ func benchScripts(b *testing.B, s *Store, owners []tenant, ask func(tenant) doma
 		}
 	}
 	times := map[string]float64{}
-	for _, name := range []string{"reserve", "slot_acquire", "renew", "settle", "slot_release", "lease_take"} {
+	for _, name := range []string{"reserve", "slot_acquire", "renew", "explain", "settle", "slot_release", "lease_take"} {
 		before := serverTimes(b, s)
 		for calls := range slices.Chunk(byScript[name], 100) {
 			require.NoError(b, firstError(s.run(b.Context(), calls)))
@@ -364,7 +364,7 @@ func benchDocument(columns []string, results map[string][]benchFigures) string {
 	}
 	out.WriteString("\nµs of the processor for one call of each script, called on its own in pipelines of 100.\n")
 	row = table(columns[:2])
-	for _, script := range []string{"reserve", "slot_acquire", "settle", "slot_release", "renew", "lease_take"} {
+	for _, script := range []string{"reserve", "slot_acquire", "explain", "settle", "slot_release", "renew", "lease_take"} {
 		row(script, func(f benchFigures) float64 { return f.perScript[script] })
 	}
 	return out.String()
