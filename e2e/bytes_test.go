@@ -25,6 +25,9 @@ var ways = []struct {
 	{"only-a", "HTTP/2.0", "HTTP/1.1"},
 	{"only-tlsa", "HTTP/1.1", "HTTP/2.0"},
 	{"only-tlsa", "HTTP/2.0", "HTTP/2.0"},
+	// Streams of these go through the relay.
+	{"muse-a", "HTTP/2.0", "HTTP/1.1"},
+	{"muse-tlsa", "HTTP/1.1", "HTTP/2.0"},
 }
 
 const (

@@ -174,6 +174,7 @@ channels:
   - {name: think-hasty, provider: hasty, secret: "file:{{(index .Faces 0).Secret}}", slots: 500, models: [{name: think-hasty, upstream: m-think}]}
   - {name: think-b, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 500, models: [{name: think-two, upstream: m-think-second-longer}, {name: think-hasty}]}
   - {name: think-tlsa, provider: patient-tlsa, secret: "file:{{(index .Faces 3).Secret}}", slots: 500, models: [{name: think-tlsa, upstream: m-think}, {name: muse-tlsa}]}
+  - {name: think-tlsb, provider: tlsb, secret: "file:{{(index .Faces 4).Secret}}", slots: 500, models: [{name: muse-tlsb}]}
   - {name: silent-a, provider: a, secret: "file:{{(index .Faces 0).Secret}}", models: [{name: quiet-a, upstream: m-quiet}, {name: dead-a, upstream: m-dead}]}
   - {name: silent-tlsa, provider: tlsa, secret: "file:{{(index .Faces 3).Secret}}", models: [{name: quiet-tlsa, upstream: m-quiet}, {name: dead-tlsa, upstream: m-dead}]}
   - {name: native, egress: native, provider: c, secret: "file:{{.Dir}}/native.sk", models: [{name: native, upstream: m-native}]}
@@ -237,6 +238,7 @@ models:
   - {name: think-dead, max_output: 64, heartbeat: 0.2s, idle_limit: 1s, early_heartbeat: true, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: think-hasty, max_output: 64, heartbeat: 0.2s, early_heartbeat: true, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: muse-a, max_output: 64, early_heartbeat: true, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: muse-tlsb, max_output: 64, early_heartbeat: true, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: muse-tlsa, max_output: 64, early_heartbeat: true, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: quiet-a, max_output: 64, heartbeat: 0.2s, idle_limit: 30s, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: quiet-tlsa, max_output: 64, heartbeat: 0.2s, idle_limit: 30s, prices: [{version: v1, input: "1", output: "1"}]}

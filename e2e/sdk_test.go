@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -21,6 +22,9 @@ const sdkUsage = `[[fake:{"usage":{"input_uncached":31,"cache_read":7,"output":1
 // which some SDKs stumble over heartbeats of another form.
 const sdkSilence = `[[fake:{"usage":{"input_uncached":31,"cache_read":7,"output":11,"reasoning":3},"count":5,"interleave":"id: 7\n","pauses_ms":{"4":900}}]] hello`
 
+// sdkThinking is silent before it begins.
+const sdkThinking = `[[fake:{"usage":{"input_uncached":31,"cache_read":7,"output":11,"reasoning":3},"count":5,"interleave":"id: 7\n","delay_headers_ms":500,"delay_first_byte_ms":500}]] hello`
+
 // sdkCases are the calls that must work as they do against the provider itself.
 func sdkCases() []sdkcase.Case {
 	asked, refused := true, false
@@ -37,7 +41,10 @@ func sdkCases() []sdkcase.Case {
 		)
 	}
 	for _, api := range []sdkcase.API{sdkcase.Chat, sdkcase.Completions, sdkcase.Responses, sdkcase.Messages} {
-		cases = append(cases, sdkcase.Case{Name: string(api) + " with heartbeats", API: api, Stream: true, Model: "quiet-a", Prompt: sdkSilence})
+		cases = append(cases,
+			sdkcase.Case{Name: string(api) + " with heartbeats", API: api, Stream: true, Model: "quiet-a", Prompt: sdkSilence},
+			sdkcase.Case{Name: string(api) + " with early heartbeats", API: api, Stream: true, Model: "think-a", Prompt: sdkThinking},
+		)
 	}
 	return append(cases,
 		sdkcase.Case{Name: "chat usage asked", API: sdkcase.Chat, Stream: true, IncludeUsage: &asked, Prompt: sdkUsage},
@@ -66,6 +73,10 @@ func sdkErrors() []sdkcase.Case {
 	return append(cases,
 		sdkcase.Case{Name: "chat error in the stream", API: sdkcase.Chat, Stream: true, Prompt: `[[fake:{"error":{"after":2}}]] hi`},
 		sdkcase.Case{Name: "messages error in the stream", API: sdkcase.Messages, Stream: true, Prompt: `[[fake:{"error":{"after":2}}]] hi`},
+		sdkcase.Case{Name: "chat error behind heartbeats", API: sdkcase.Chat, Stream: true, Model: "think-a", Prompt: `[[fake:{"delay_headers_ms":500,"status":500}]] hi`},
+		sdkcase.Case{Name: "responses error behind heartbeats", API: sdkcase.Responses, Stream: true, Model: "think-a", Prompt: `[[fake:{"delay_headers_ms":500,"status":500}]] hi`},
+		sdkcase.Case{Name: "messages error behind heartbeats", API: sdkcase.Messages, Stream: true, Model: "think-a", Prompt: `[[fake:{"delay_headers_ms":500,"status":500}]] hi`},
+		sdkcase.Case{Name: "responses of a dead upstream", API: sdkcase.Responses, Stream: true, Model: "dead-a", Prompt: `[[fake:{"hang_after":{"frames":3}}]] hi`},
 		sdkcase.Case{Name: "chat stream without an end", API: sdkcase.Chat, Stream: true, Prompt: `[[fake:{"terminal":"none"}]] hi`},
 		sdkcase.Case{Name: "responses stream without an end", API: sdkcase.Responses, Stream: true, Prompt: `[[fake:{"terminal":"none"}]] hi`},
 		sdkcase.Case{Name: "messages stream without an end", API: sdkcase.Messages, Stream: true, Prompt: `[[fake:{"terminal":"none"}]] hi`},
@@ -105,7 +116,7 @@ func checkSDKResult(t *testing.T, c sdkcase.Case, result sdkcase.Result, rows ma
 	require.True(t, ok, "%s: no row of request %q", c.Name, requestIDOf(result))
 	require.Equal(t, domain.OutcomeSuccess, row.Outcome, c.Name)
 	require.Equal(t, domain.SourceUpstream, row.Source, c.Name)
-	if c.Prompt == sdkUsage || c.Prompt == sdkSilence {
+	if slices.Contains([]string{sdkUsage, sdkSilence, sdkThinking}, c.Prompt) {
 		require.Equal(t, fakeprovider.Text(5), result.Text, c.Name)
 		require.Equal(t, domain.Usage{InputUncached: 31, CacheRead: 7, Output: 11, Reasoning: row.Usage.Reasoning}, row.Usage, c.Name)
 	}

@@ -6,9 +6,11 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"time"
 
 	"keyway/domain"
 	"keyway/envoy"
+	"keyway/telemetry"
 	"keyway/wire"
 )
 
@@ -127,6 +129,7 @@ func (x *relayed) ended(ctx context.Context, err error) *domain.Error {
 		return nil
 	default:
 		broken = errBroken
+		x.server.logger.Info("stream broke off", telemetry.RequestID(x.decision.RequestID), "channel", x.decision.Last(x.attempts).Channel, telemetry.Err(err))
 	}
 	if !x.open && !x.last() && !x.w.watcher.Result().Terminal {
 		if broken == nil {
@@ -135,9 +138,8 @@ func (x *relayed) ended(ctx context.Context, err error) *domain.Error {
 		return broken
 	}
 	x.pulse.stop()
-	x.broken = broken != nil
 	var tail []byte
-	if x.broken {
+	if broken != nil {
 		tail = x.w.abort(broken)
 	} else {
 		tail = x.w.finish()
@@ -163,11 +165,25 @@ func (x *relayed) giveUp() {
 	x.hold(func() { x.w, x.head, x.held = nil, nil, nil })
 }
 
+// dropTime is how long the rest of an answer that was given up may take: one
+// that is reset at once counts, for Envoy, against all of the connection.
+const dropTime = 2 * time.Second
+
+// drop reads the rest of an answer that was given up.
+func drop(resp *http.Response, cancel context.CancelCauseFunc) {
+	late := time.AfterFunc(dropTime, func() { cancel(nil) })
+	defer late.Stop()
+	defer cancel(nil)
+	defer resp.Body.Close()
+	// It ends as it ends.
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, mostHeld))
+}
+
 // close settles an answer that is over.
 func (x *relayed) close() {
 	x.hold(x.pulse.stop)
 	x.w.end()
-	if x.broken && !x.w.readable() {
+	if x.w.broken && !x.w.readable() {
 		panic(http.ErrAbortHandler) // nothing can be added to such an answer: it breaks
 	}
 }

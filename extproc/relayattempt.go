@@ -22,10 +22,13 @@ import (
 func (x *relayed) attempt(n int) (lost *domain.Error, done bool) {
 	x.attempts = n
 	candidate := x.decision.Last(n)
-	ctx, cancel := context.WithCancelCause(x.request.Context())
-	defer cancel(nil)
+	// What is given up ends apart from the request: see drop.
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(x.request.Context()))
+	unhook := context.AfterFunc(x.request.Context(), func() { cancel(context.Canceled) })
+	defer unhook()
 	x.hold(func() { x.silent = cancel })
 	if err := x.server.takeSlot(ctx, attempt{decision: x.decision, number: n}); err != nil {
+		cancel(nil)
 		if !errors.Is(err, errNoSlot) {
 			x.server.logger.Error("relay attempt has no slot", telemetry.RequestID(x.decision.RequestID), "channel", candidate.Channel, telemetry.Err(err))
 		}
@@ -36,9 +39,23 @@ func (x *relayed) attempt(n int) (lost *domain.Error, done bool) {
 	resp, err := x.relay.call(ctx, x, candidate)
 	late.Stop()
 	if err != nil {
-		return x.uncalled(ctx, candidate, err), false
+		lost = x.uncalled(ctx, candidate, err)
+		cancel(nil)
+		return lost, false
 	}
-	defer resp.Body.Close()
+	defer func() {
+		if !done {
+			go drop(resp, cancel)
+			return
+		}
+		cancel(nil)
+		resp.Body.Close()
+	}()
+	return x.answered(ctx, candidate, resp)
+}
+
+// answered takes in the answer of an attempt.
+func (x *relayed) answered(ctx context.Context, candidate domain.Candidate, resp *http.Response) (lost *domain.Error, done bool) {
 	if reason := resp.Header.Get(envoy.HeaderReply); reason != "" {
 		return x.unanswered(candidate, reason), false
 	}
@@ -47,7 +64,7 @@ func (x *relayed) attempt(n int) (lost *domain.Error, done bool) {
 	}
 	detail := x.note(candidate, resp)
 	if resp.Header.Get(envoy.HeaderRetry) != "" && !x.last() {
-		x.server.blameEarlier(x.decision, n, x.notes)
+		x.server.blameEarlier(x.decision, x.attempts, x.notes)
 		return errEvent, false
 	}
 	x.final(resp, detail)

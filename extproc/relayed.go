@@ -40,8 +40,6 @@ type relayed struct {
 	// another channel may still take over. open: there was some.
 	held []byte
 	open bool
-	// broken: the answer has no end of its own.
-	broken bool
 	// silent ends the present attempt.
 	silent context.CancelCauseFunc
 }

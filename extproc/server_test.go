@@ -87,6 +87,13 @@ func (f *fakeStore) get(t *testing.T, id string) domain.Settlement {
 	return s
 }
 
+func (f *fakeStore) has(id string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, ok := f.settled[id]
+	return ok
+}
+
 func (f *fakeStore) fail(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -56,6 +56,8 @@ type watch struct {
 	forwarded int64
 	finished  bool
 	settled   bool
+	// broken: it was ended before its end came.
+	broken bool
 	// left: the client is known to have left before the end.
 	left bool
 	// remembered: the id of what the provider keeps has been seen.
@@ -238,7 +240,7 @@ func (w *watch) finish() []byte {
 // abort ends an answer whose rest will not come. It returns what is still to go
 // to the client, which says e where the answer is one that can.
 func (w *watch) abort(e *domain.Error) []byte {
-	w.finished = true
+	w.finished, w.broken = true, true
 	if w.compressed() {
 		return nil
 	}
@@ -265,7 +267,7 @@ func (w *watch) end() {
 	case result.Failed:
 		evidence.failed(channel, wire.Failure{Status: w.answer.status, Headers: w.answer.waitHeaders(), Error: result.Error})
 		w.settle(domain.OutcomeFailed)
-	case result.Terminal, w.finished && (w.compressed() || !w.isStream()):
+	case result.Terminal, w.finished && !w.broken && (w.compressed() || !w.isStream()):
 		// On a cut stream that had its end marker only the closing was not waited for.
 		w.praise()
 		w.settle(domain.OutcomeSuccess)
