@@ -86,6 +86,9 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	if err != nil {
 		return Admitted{}, err
 	}
+	if peek.Background {
+		return Admitted{}, errBackground
+	}
 	model, ok := resolve(snap, key, peek.Model)
 	if !ok || op.api.IsRaw() != model.PassesRaw() {
 		return Admitted{}, op.unknown(peek.Model)
@@ -215,6 +218,13 @@ var (
 	errBusy           = &domain.Error{Code: domain.CodeRateLimited, RetryAfter: time.Second, Message: "Every channel of this model is busy; try again in a second."}
 	errOverload       = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "The gateway holds too many request bodies at the moment; try again in a second."}
 )
+
+// errBackground refuses what goes on, and costs, when its request is over: no
+// answer passes here that could tell how much.
+var errBackground = &domain.Error{
+	Code: domain.CodeInvalidRequest, Param: "background", NoRetry: true,
+	Message: "This gateway does not take responses in the background. Send the request without background, as a stream if it may take long.",
+}
 
 // maxRetryAfter caps what a client is told to wait: some SDKs wait as long as they are told.
 const maxRetryAfter = time.Minute

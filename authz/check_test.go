@@ -232,6 +232,9 @@ func TestCheckRefuses(t *testing.T) {
 			r.Body = append(r.Body, bytes.Repeat([]byte(" "), maxBody+1-len(r.Body))...)
 		}, domain.CodeTooLarge},
 		{"bad JSON", func(_ *fixture, r *Request) { r.Body = []byte(`{`) }, domain.CodeInvalidRequest},
+		{"in the background", func(_ *fixture, r *Request) {
+			r.Target, r.Body = "/v1/responses", []byte(`{"model":"m","input":"x","background":true}`)
+		}, domain.CodeInvalidRequest},
 		{"unknown model", func(_ *fixture, r *Request) { r.Body = []byte(`{"model":"x","messages":[]}`) }, domain.CodeModelNotFound},
 		{"the key as model", func(f *fixture, r *Request) { r.Body = []byte(`{"model":"` + f.secret + `","messages":[]}`) }, domain.CodeModelNotFound},
 		{"model of another dialect", func(_ *fixture, r *Request) { r.Body = []byte(`{"model":"lonely","messages":[]}`) }, domain.CodeModelNotFound},
