@@ -1,8 +1,12 @@
 package e2e
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -175,5 +179,30 @@ func TestOfficialSDKsSeeErrorsTheyKnow(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The last openai-go that fell over heartbeats of other gateways reads those of
+// this one, on both ways.
+func TestOldGoSDKSurvivesHeartbeats(t *testing.T) {
+	t.Parallel()
+	s := sharedStack(t)
+	key, _ := s.key(t, "--identity", "wide", "--policy", "wide")
+	old := filepath.Join(t.TempDir(), "oldgo")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", old, ".")
+	build.Dir = filepath.Join("..", "tools", "oldgo")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	for model, script := range map[string]string{
+		"quiet-a": `{"count":5,"interleave":"id: 7\n","pauses_ms":{"4":900}}`,
+		"think-a": `{"count":5,"delay_headers_ms":900}`,
+	} {
+		cmd := exec.CommandContext(t.Context(), old)
+		cmd.Env = append(os.Environ(), "NO_PROXY=127.0.0.1", "KEYWAY_BASE_URL="+s.ready.BaseURL, "KEYWAY_API_KEY="+key, "KEYWAY_BODY="+chat(model, script, `"stream":true`))
+		var problem bytes.Buffer
+		cmd.Stderr = &problem
+		out, err := cmd.Output()
+		require.NoError(t, err, "%s: %s", model, &problem)
+		require.Equal(t, fakeprovider.Text(5), string(out), model)
 	}
 }

@@ -121,6 +121,11 @@ func TestCheckRules(t *testing.T) {
 		{"small connection buffer", breakEgress(func(_ *testing.T, c *clusterv3.Cluster) {
 			c.PerConnectionBufferLimitBytes = wrapperspb.UInt32(1 << 20)
 		}), "connection buffer"},
+		{"a listener of the bootstrap with the egress cluster", func(t *testing.T, b *bootstrapv3.Bootstrap, _ envoy.Resources) {
+			l := b.GetStaticResources().GetListeners()[0]
+			require.Equal(t, envoy.ListenerEgress, l.GetName())
+			l.StatPrefix = envoy.ClusterEgress
+		}, "shares the egress service's cluster"},
 		{"small stream window", breakEgress(func(t *testing.T, c *clusterv3.Cluster) {
 			editOptions(t, c, func(o *httpv3.HttpProtocolOptions) {
 				o.GetExplicitHttpConfig().GetHttp2ProtocolOptions().InitialStreamWindowSize = wrapperspb.UInt32(maxBody)

@@ -248,3 +248,29 @@ func TestCleanQuery(t *testing.T) {
 		assert.Equal(t, want, CleanQuery(domain.APIRawAnthropic, query), query)
 	}
 }
+
+func TestUpstreamErrorFramesKeepTheProvidersWords(t *testing.T) {
+	t.Parallel()
+	told := StreamError{Type: "insufficient_quota", Code: "spend", Message: "No money."}
+	c := FrameContext{RequestID: "req-1", Sequence: 3}
+	assert.Equal(t, `data: {"error":{"message":"No money.","type":"insufficient_quota","param":null,"code":"spend"}}`+"\n\n",
+		string(UpstreamErrorFrame(domain.APIChat, told, c)))
+	assert.Equal(t, "event: error\n"+`data: {"type":"error","code":"spend","message":"No money.","param":null,"sequence_number":3,"error":{"message":"No money.","type":"insufficient_quota","param":null,"code":"spend"}}`+"\n\n",
+		string(UpstreamErrorFrame(domain.APIResponses, told, c)))
+	assert.Equal(t, "event: error\n"+`data: {"type":"error","error":{"type":"api_error","message":"Oh."},"request_id":"req-1"}`+"\n\n",
+		string(UpstreamErrorFrame(domain.APIMessages, StreamError{Message: "Oh."}, c)))
+}
+
+func TestAbortSaysWhy(t *testing.T) {
+	t.Parallel()
+	late := &domain.Error{Code: domain.CodeUpstreamTimeout, Message: "Too late."}
+	w := NewWatcher(WatchOptions{API: domain.APIChat, Format: FormatSSE})
+	w.Write([]byte(`data: {"choices":[`))
+	assert.Equal(t, "\n\n"+`data: {"error":{"message":"Too late.","type":"server_error","param":null,"code":"upstream_timeout"}}`+"\n\n", string(w.Abort(late)))
+	w = NewWatcher(WatchOptions{API: domain.APIChat, Format: FormatSSE})
+	w.Write([]byte("data: [DONE]\n\n"))
+	assert.Empty(t, w.Abort(late), "it had its end")
+	w = NewWatcher(WatchOptions{API: domain.APIChat, Format: FormatJSON})
+	assert.False(t, w.AtBoundary(), "a document has no place for a heartbeat")
+	assert.Empty(t, w.Abort(late))
+}
