@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -44,6 +45,13 @@ func unencrypted() *http.Protocols {
 // startRelay serves a relay in front of egress and returns how to reach it.
 func startRelay(t *testing.T, s *Server, egress http.Handler) *http.Client {
 	t.Helper()
+	client, _ := startStoppableRelay(t, s, egress)
+	return client
+}
+
+// startStoppableRelay does so; stop begins its end.
+func startStoppableRelay(t *testing.T, s *Server, egress http.Handler) (client *http.Client, stop func()) {
+	t.Helper()
 	dir := t.TempDir()
 	serve := func(name string, h http.Handler) (path string) {
 		path = filepath.Join(dir, name)
@@ -61,16 +69,17 @@ func startRelay(t *testing.T, s *Server, egress http.Handler) *http.Client {
 	ln, err := net.Listen("unix", path)
 	require.NoError(t, err)
 	stopping, ended := make(chan struct{}), make(chan error, 1)
-	go func() { ended <- r.run(ln, stopping, time.Second) }()
-	client := &http.Client{Transport: &http.Transport{Protocols: unencrypted(), DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	stop = sync.OnceFunc(func() { close(stopping) })
+	go func() { ended <- r.run(ln, stopping, 2*time.Second) }()
+	client = &http.Client{Transport: &http.Transport{Protocols: unencrypted(), DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", path)
 	}}}
 	t.Cleanup(func() {
 		client.CloseIdleConnections()
-		close(stopping)
+		stop()
 		require.NoError(t, <-ended)
 	})
-	return client
+	return client, stop
 }
 
 func relayDecision(api domain.API) domain.Decision {
@@ -247,6 +256,37 @@ func TestRelayPassesBackPressureOn(t *testing.T) {
 	assert.Greater(t, n, int64(size))
 	require.Eventually(t, func() bool { return store.has("req-1") }, 5*time.Second, time.Millisecond)
 	assert.Equal(t, domain.OutcomeSuccess, store.get(t, "req-1").Record.Outcome)
+}
+
+// At a stop running streams go on; one that takes too long is cut and settled.
+func TestRelayStopsInOrder(t *testing.T) {
+	t.Parallel()
+	for name, pause := range map[string]time.Duration{"in time": 150 * time.Millisecond, "too late": 10 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, store := newServer(t)
+			client, stop := startStoppableRelay(t, s, fakeEgress{"a": func(w http.ResponseWriter, r *http.Request) {
+				sends(0, deltaFrame)(w, r)
+				sends(pause, stopFrame, usageFrame, doneFrame)(w, r)
+			}})
+			d := relayDecision(domain.APIChat)
+			d.IdleLimit = time.Minute
+			resp := callRelay(t.Context(), t, client, d)
+			_, err := io.ReadFull(resp.Body, make([]byte, 10))
+			require.NoError(t, err)
+			stop()
+			_, err = io.Copy(io.Discard, resp.Body)
+			outcome := domain.OutcomeSuccess
+			if name == "too late" {
+				require.Error(t, err)
+				outcome = domain.OutcomeCancelled
+			} else {
+				require.NoError(t, err)
+			}
+			require.Eventually(t, func() bool { return store.has("req-1") }, 5*time.Second, time.Millisecond)
+			assert.Equal(t, outcome, store.get(t, "req-1").Record.Outcome)
+		})
+	}
 }
 
 func TestRelayBoundsBodies(t *testing.T) {
