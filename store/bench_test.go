@@ -74,23 +74,20 @@ func BenchmarkStore(b *testing.B) {
 	for _, top := range benchTopologies {
 		b.Run(top.name, func(b *testing.B) {
 			s := begun(b, top.start(b))
-			for _, keys := range []int{1, benchKeys} {
-				column := fmt.Sprintf("%s, %d keys", top.name, keys)
-				if keys == 1 {
-					column = top.name + ", 1 key"
-				}
+			for _, load := range benchLoads {
+				column := top.name + ", " + load.name
 				columns = append(columns, column)
-				owners := make([]tenant, keys)
-				for i := range owners {
-					owners[i] = newTenant()
+				load.owners = make([]tenant, load.keys)
+				for i := range load.owners {
+					load.owners[i] = newTenant()
 				}
 				for range *benchRounds {
-					results[column] = append(results[column], benchLoad(b, s, owners))
+					results[column] = append(results[column], load.measure(b, s))
 				}
 			}
 		})
 	}
-	if len(columns) < 2 {
+	if len(columns) < len(benchLoads) {
 		return
 	}
 	report := benchDocument(columns, results)
@@ -100,13 +97,29 @@ func BenchmarkStore(b *testing.B) {
 	}
 }
 
-// benchLoad measures one load: admissions and settlements side by side, then
-// every script on its own, then the simplest script.
-func benchLoad(b *testing.B, s *Store, owners []tenant) benchFigures {
-	channel := unique("channel")
+// benchLoad is who asks.
+type benchLoad struct {
+	name   string
+	keys   int
+	leased bool
+	owners []tenant
+}
+
+var benchLoads = []benchLoad{
+	{name: "1 key", keys: 1},
+	{name: strconv.Itoa(benchKeys) + " keys", keys: benchKeys},
+	{name: strconv.Itoa(benchKeys) + " keys, rates leased", keys: benchKeys, leased: true},
+}
+
+// measure takes admissions and settlements side by side, then every script on
+// its own, then the simplest script.
+func (l benchLoad) measure(b *testing.B, s *Store) benchFigures {
+	channel, owners := unique("channel"), l.owners
 	ask := func(o tenant) domain.Decision {
+		requests, tokens := o.hold(domain.LimitRPM, 1e9, 1), o.hold(domain.LimitTPM, 1e10, 1000)
+		requests.Leased, tokens.Leased = l.leased, l.leased
 		d := o.decide(
-			o.hold(domain.LimitRPM, 1e9, 1), o.hold(domain.LimitTPM, 1e10, 1000), o.hold(domain.LimitInFlight, 1e6, 1),
+			requests, tokens, o.hold(domain.LimitInFlight, 1e6, 1),
 			o.own(o.hold(domain.LimitBudgetDay, 1e15, 100)), o.own(o.hold(domain.LimitBudgetMonth, 1e15, 100)),
 		)
 		d.Candidates = []domain.Candidate{{Channel: channel, Slots: 1e6}}
@@ -355,7 +368,7 @@ func benchDocument(columns []string, results map[string][]benchFigures) string {
 	row("% of the machine in other hands meanwhile", func(f benchFigures) float64 { return 100 * f.others })
 
 	out.WriteString("\n## Where the store's time goes\n\nµs of each admission and its settlement.\n")
-	row = table(columns[:2])
+	row = table(columns[:len(benchLoads)])
 	row("outside of scripts: sockets, protocol, append-only file", func(f benchFigures) float64 { return f.outside })
 	row("in scripts", func(f benchFigures) float64 { return f.scripts })
 	row("of that Lua itself", func(f benchFigures) float64 { return f.scripts - inCommands(f) })
@@ -363,10 +376,11 @@ func benchDocument(columns []string, results map[string][]benchFigures) string {
 		row("of that "+command, func(f benchFigures) float64 { return f.perCommand[command] })
 	}
 	out.WriteString("\nµs of the processor for one call of each script, called on its own in pipelines of 100.\n")
-	row = table(columns[:2])
+	row = table(columns[:len(benchLoads)])
 	for _, script := range []string{"reserve", "slot_acquire", "explain", "settle", "slot_release", "renew", "lease_take"} {
 		row(script, func(f benchFigures) float64 { return f.perScript[script] })
 	}
+	out.WriteString(benchFound)
 	return out.String()
 }
 
@@ -403,6 +417,29 @@ to a file (everysec). 32 workers ask as fast as they are answered, for 2 s a rou
 The processor's time is what the servers say of themselves (INFO cpu), that of
 commands and scripts INFO commandstats, which measures the clock and so is longer
 where the machine has no time for the server. The simplest script is one GET, called
-by the same workers through the same client. A cell is the median over the rounds,
-with the least and the greatest.
+by the same workers through the same client. With leased rates, the requests and
+tokens were taken before, and only their settlement corrects them. A cell is the
+median over the rounds, with the least and the greatest.
+`
+
+const benchFound = `
+## What this says
+
+The aim is 10 000 admissions for a second of one core of the store, each settled,
+for many keys. With all five limits in the store it is missed here by a fifth to a
+quarter, on cores that are shared with the load.
+
+No single command takes the time: a call from Lua costs 1 to 2 µs whatever it does,
+and an admission with its end makes some forty of them in five scripts. The
+append-only file is a sixth of the scripts' time. About a third of the processor's
+time is outside of scripts, in reading and writing sockets, which io-threads of the
+server take to other cores.
+
+Done: a rate bucket is one value, all counters of a request are read at once, and
+written together with their expiry; what a reservation holds is one field; expiries
+have room, so that few requests write them; one request in sixteen clears away dead
+leases. A reservation took 46 µs of the processor before and 38 after.
+
+Beyond one core, a cluster spreads identities over its nodes, and leased rates take
+two buckets out of every admission; requests without other limits then need none.
 `
