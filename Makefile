@@ -53,11 +53,12 @@ unit: ## Run the unit tests, with the race detector.
 	  $$($(GO) list ./... | grep -vxF -e '' $(addprefix -e ,$(E2E) $(ALONE)))
 	$(TEST_ENV) $(GO) test $(RACE) -shuffle=on -count=1 -timeout 8m $(ALONE)
 
-fuzz: ## Fuzz the SSE splitter, the request reader, the readers of usage and of failures.
+fuzz: ## Fuzz the SSE splitter, the request reader, the readers of usage, failures and forms.
 	$(GO) test -run '^$$' -fuzz '^FuzzSplitter$$' -fuzztime $(FUZZTIME) ./wire/sse
 	$(GO) test -run '^$$' -fuzz '^FuzzPeek$$' -fuzztime $(FUZZTIME) ./wire
 	$(GO) test -run '^$$' -fuzz '^FuzzUsage$$' -fuzztime $(FUZZTIME) ./wire
 	$(GO) test -run '^$$' -fuzz '^FuzzJudge$$' -fuzztime 5s ./wire
+	$(GO) test -run '^$$' -fuzz '^FuzzParts$$' -fuzztime 5s ./wire/multipart
 
 e2e: parts ## Run the tests on the real Envoy, a real store and the real SDKs.
 	$(TEST_ENV) $(GO) test -count=1 -timeout 20m $(E2E)

@@ -29,6 +29,7 @@ func NewGRPC(recvBytes int) *grpc.Server {
 	return grpc.NewServer(
 		grpc.MaxRecvMsgSize(recvBytes), grpc.NumStreamWorkers(streamWorkers),
 		grpc.StaticStreamWindowSize(streamWindow), grpc.StaticConnWindowSize(connWindow),
+		grpc.ForceServerCodecV2(newCodec()),
 	)
 }
 
