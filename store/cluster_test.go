@@ -55,6 +55,7 @@ func TestACluster(t *testing.T) {
 	for range 5 {
 		require.NoError(t, s.Probe(ctx))
 	}
+	requireCooldowns(t, s)
 	expired, err := s.Expired(ctx, 10)
 	require.NoError(t, err)
 	assert.Empty(t, expired)

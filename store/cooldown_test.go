@@ -1,6 +1,8 @@
 package store
 
 import (
+	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -309,4 +311,44 @@ func TestChannelAverages(t *testing.T) {
 	assert.InDelta(t, 0.288*0.64, got.ErrorRate, 1e-5, "two count as one after the other")
 	assert.InDelta(t, float64(136*time.Millisecond), float64(got.TTFT), float64(10*time.Microsecond))
 	require.NoError(t, s.LearnChannels(t.Context(), nil))
+}
+
+// requireCooldowns does every act on channels, on channels of all nodes, and hears
+// of the changes whatever node they happen on.
+func requireCooldowns(t testing.TB, s *Store) {
+	t.Helper()
+	var told atomic.Int64
+	watching, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.WatchCooldowns(watching, func() { told.Add(1) }) }()
+	eventually(t, "the subscription", func() bool { return told.Load() > 0 })
+	const channels, acts = 30, 5
+	for range channels {
+		e := tired(domain.ReasonRate, 0)
+		e.Bounds.First, e.Bounds.Least = 10*time.Millisecond, 10*time.Millisecond
+		require.True(t, cool(t, s, e))
+		over(t, s, e.ChannelClass)
+		require.True(t, claim(t, s, e.ChannelClass, "r", time.Minute))
+		require.NoError(t, s.EndCooldown(t.Context(), e.ChannelClass))
+		e.Reason = domain.ReasonQuota
+		require.True(t, cool(t, s, e))
+		n, err := s.ResetChannel(t.Context(), e.Channel)
+		require.NoError(t, err)
+		require.Equal(t, 1, n)
+		mine, err := s.ClaimProbe(t.Context(), e.Channel, time.Minute)
+		require.NoError(t, err)
+		require.True(t, mine)
+		require.NoError(t, s.LearnChannels(t.Context(), []domain.ChannelSample{{ChannelClass: e.ChannelClass, Attempts: 1, Failed: 1}}))
+		names, err := s.ChannelNames(t.Context())
+		require.NoError(t, err)
+		require.Contains(t, names, e.Channel)
+		stats, err := s.ChannelStats(t.Context(), names)
+		require.NoError(t, err)
+		require.InDelta(t, domain.HealthAlpha, stats[e.ChannelClass].ErrorRate, 1e-5)
+	}
+	// A cluster that is just forming loses some. Were only those of one node told,
+	// it would be a third.
+	eventually(t, "the messages", func() bool { return told.Load() > channels*acts/2 })
+	stop()
+	require.NoError(t, <-ended)
 }
