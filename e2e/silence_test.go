@@ -110,7 +110,7 @@ func thinkingModel(face string) silence {
 	return s
 }
 
-// Case 21, and the same drill: through the relay a client gets heartbeats also
+// Cases 20 and 21, and the same drill: through the relay a client gets heartbeats also
 // before the provider's headers and before its first byte.
 func TestCase021HeartbeatsBeforeTheHeaders(t *testing.T) {
 	t.Parallel()
@@ -123,6 +123,7 @@ func TestCase021HeartbeatsBeforeTheHeaders(t *testing.T) {
 				scripts := quietScripts(quiet)
 				scripts["before the headers"] = fmt.Sprintf(`{"delay_headers_ms":%d}`, quiet.lasts.Milliseconds())
 				scripts["before the first byte"] = fmt.Sprintf(`{"delay_first_byte_ms":%d}`, quiet.lasts.Milliseconds())
+				scripts["case_020 held back until the output"] = fmt.Sprintf(`{"count":8,"interleave":": keep\n\n","pauses_ms":{"1":%d}}`, quiet.lasts.Milliseconds())
 				for name, script := range scripts {
 					run(fmt.Sprintf("%s %s %s %s", way.proto, way.face, api, name), func(t *testing.T) {
 						a := ask{api: api, model: quiet.model, script: script, stream: true, nonce: newNonce()}

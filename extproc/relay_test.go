@@ -165,6 +165,26 @@ func TestRelayTakesTheSlotWithIt(t *testing.T) {
 	assert.Equal(t, "a", store.moves[0].From.Channel)
 }
 
+// An error event before the output is evidence, once, and said in the record.
+func TestRelayReportsAnErrorEvent(t *testing.T) {
+	t.Parallel()
+	s, store := newServer(t)
+	client := startRelay(t, s, fakeEgress{
+		"a": sends(0, roleFrame, `data: {"error":{"message":"no","type":"rate_limit_error","code":null}}`+"\n\n"),
+		"b": sends(0, deltaFrame, stopFrame, usageFrame, doneFrame),
+	})
+	body, err := io.ReadAll(callRelay(t.Context(), t, client, relayDecision(domain.APIChat)).Body)
+	require.NoError(t, err)
+	assert.Equal(t, deltaFrame+stopFrame+usageFrame+doneFrame, string(body))
+	record := store.get(t, "req-1").Record
+	require.Len(t, record.Attempts, 2)
+	assert.Equal(t, domain.ReasonRate, record.Attempts[0].Reason)
+	s.evidence.mu.Lock()
+	defer s.evidence.mu.Unlock()
+	assert.Equal(t, domain.ReasonRate, s.evidence.waiting[domain.ChannelClass{Channel: "a"}].Reason)
+	assert.EqualValues(t, 1, s.evidence.sums[domain.ChannelClass{Channel: "a"}].Attempts)
+}
+
 func TestRelayEndsOfItsOwn(t *testing.T) {
 	t.Parallel()
 	reset := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }

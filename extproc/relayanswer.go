@@ -2,6 +2,8 @@ package extproc
 
 import (
 	"context"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
@@ -161,8 +163,22 @@ func (x *relayed) giveUp() {
 		failure = wire.Failure{Status: x.w.answer.status, Headers: x.w.answer.waitHeaders(), Error: result.Error}
 	}
 	x.server.evidence.failed(candidate, failure)
-	x.notes += note{channel: candidate.Channel, status: x.w.answer.status, at: x.server.now()}.line()
+	x.notes += note{
+		channel: candidate.Channel, status: x.w.answer.status, at: x.server.now(), detail: detailOf(result.Error),
+	}.line()
 	x.hold(func() { x.w, x.head, x.held = nil, nil, nil })
+}
+
+// detailOf is an error event as the note of an attempt has it; "" for none.
+func detailOf(e wire.StreamError) string {
+	if e == (wire.StreamError{}) {
+		return ""
+	}
+	body, err := json.Marshal(map[string]wire.StreamError{"error": e})
+	if err != nil {
+		return "" // three strings always marshal
+	}
+	return base64.StdEncoding.EncodeToString(append([]byte("\n"), body...))
 }
 
 // dropTime is how long the rest of an answer that was given up may take: one
@@ -228,7 +244,7 @@ func (x *relayed) errorEvent(replace *domain.Error, detail []byte) []byte {
 func (x *relayed) answerOf(resp *http.Response) answer {
 	a := answer{
 		status: resp.StatusCode, headers: make(map[string][]string, len(resp.Header)), ended: resp.ContentLength == 0,
-		fromUpstream: true, attempts: x.attempts, notes: x.notes,
+		fromUpstream: true, relayed: true, attempts: x.attempts, notes: x.notes,
 	}
 	for name, values := range resp.Header {
 		a.headers[strings.ToLower(name)] = values

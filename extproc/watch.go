@@ -18,6 +18,8 @@ type answer struct {
 	ended bool
 	// fromUpstream is false for an answer that Envoy made itself.
 	fromUpstream bool
+	// relayed: the relay called the channels, and has reported what failed.
+	relayed bool
 	// attempts is how many attempts ran, as Envoy counts them.
 	attempts int
 	// unanswered: Envoy made it because the last attempt got no answer.
@@ -78,7 +80,9 @@ func (s *Server) begin(d domain.Decision, a answer) (*watch, watchPlan) {
 	}
 	format, watchable := bodyFormat(a)
 	api, read := readAs(d.API, format)
-	s.blameUnseen(d, a.attempts, a.notes)
+	if !a.relayed {
+		s.blameUnseen(d, a.attempts, a.notes)
+	}
 	switch {
 	case a.status >= 400:
 		plan.replace = replacement(a)

@@ -58,10 +58,10 @@ type Watcher struct {
 
 // StreamError is an error that came inside an answer, in the provider's words.
 type StreamError struct {
-	Type string
-	Code string
+	Type string `json:"type"`
+	Code string `json:"code"`
 	// Message is cut at maxErrorMessage bytes. It must not be logged with the key or the prompt.
-	Message string
+	Message string `json:"message"`
 }
 
 // Result is what a Watcher knows. Strings are "" when the answer did not say.
