@@ -61,7 +61,7 @@ type stack struct {
 // metric reads one value without labels from a service.
 func (s *stack) metric(t testing.TB, service, name string) float64 {
 	t.Helper()
-	answer, err := http.Get(s.ready.Services[service].MetricsURL) //nolint:noctx // the URL is the test's own
+	answer, err := http.Get(s.ready.Services[service].MetricsURL)
 	require.NoError(t, err)
 	defer answer.Body.Close()
 	lines := bufio.NewScanner(answer.Body)
