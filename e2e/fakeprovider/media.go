@@ -3,6 +3,7 @@ package fakeprovider
 import (
 	"bytes"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"io"
 	"mime"
@@ -22,7 +23,7 @@ func parseForm(op operation, contentType string, raw []byte) (*call, error) {
 	reader := multipart.NewReader(bytes.NewReader(raw), params["boundary"])
 	for {
 		part, err := reader.NextPart()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
@@ -53,10 +54,10 @@ func parseForm(op operation, contentType string, raw []byte) (*call, error) {
 		}
 	}
 	if c.model == "" {
-		return nil, fmt.Errorf("you must provide a model parameter")
+		return nil, errors.New("you must provide a model parameter")
 	}
 	if c.files == 0 {
-		return nil, fmt.Errorf("you must provide a file")
+		return nil, errors.New("you must provide a file")
 	}
 	return c, nil
 }
