@@ -2,6 +2,7 @@ package extproc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -153,7 +154,7 @@ func (p *prober) ask(ctx context.Context, channel domain.Channel) (f wire.Failur
 	resp, err := p.egress.Do(req)
 	if err != nil {
 		// Silence is the provider's; a listener that is away is not.
-		return wire.Failure{}, ctx.Err() == context.DeadlineExceeded
+		return wire.Failure{}, errors.Is(ctx.Err(), context.DeadlineExceeded)
 	}
 	defer resp.Body.Close()
 	if reply := resp.Header.Get(envoy.HeaderReply); reply != "" {

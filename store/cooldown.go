@@ -124,7 +124,7 @@ func (s *Store) EndOut(ctx context.Context, channel string, reason domain.Cooldo
 // a channel now; nobody else may for the time of every.
 func (s *Store) ClaimProbe(ctx context.Context, channel string, every time.Duration) (mine bool, err error) {
 	err = s.do(ctx, "claim probe", func(ctx context.Context) error {
-		mine, err = s.client.SetNX(ctx, probeClaimKey(channel), 1, every).Result() //nolint:staticcheck // the one command that all supported stores have
+		mine, err = s.client.SetNX(ctx, probeClaimKey(channel), 1, every).Result()
 		return err
 	})
 	return mine, err

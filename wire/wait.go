@@ -1,7 +1,6 @@
 package wire
 
 import (
-	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -35,15 +34,17 @@ func ParseWait(text string, now time.Time) (wait time.Duration, ok bool) {
 	if wait, ok := duration(text); ok {
 		return wait, true
 	}
-	for _, parse := range []func(string) (time.Time, error){
-		http.ParseTime, func(s string) (time.Time, error) { return time.Parse(time.RFC3339Nano, s) },
-	} {
-		if at, err := parse(text); err == nil {
+	for _, layout := range dateLayouts {
+		if at, err := time.Parse(layout, text); err == nil {
 			return clampWait(at.Sub(now)), true
 		}
 	}
 	return 0, false
 }
+
+// dateLayouts are the three forms of an HTTP date, the one in use first, and
+// that of RFC 3339. Those without a zone are in UTC.
+var dateLayouts = []string{"Mon, 02 Jan 2006 15:04:05 GMT", time.RFC850, time.ANSIC, time.RFC3339Nano}
 
 // maxExact is the largest whole number that a float64 is sure to hold.
 const maxExact = 1 << 53
