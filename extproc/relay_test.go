@@ -90,7 +90,13 @@ func relayDecision(api domain.API) domain.Decision {
 
 const relayBody = `{"model":"m","stream":true}`
 
-func callRelay(ctx context.Context, t *testing.T, client *http.Client, d domain.Decision) *http.Response {
+// relayAnswer is an answer of the relay; its body is closed with the test.
+type relayAnswer struct {
+	status int
+	body   io.ReadCloser
+}
+
+func callRelay(ctx context.Context, t *testing.T, client *http.Client, d domain.Decision) relayAnswer {
 	t.Helper()
 	encoded, err := envoy.EncodeDecision(d)
 	require.NoError(t, err)
@@ -100,7 +106,7 @@ func callRelay(ctx context.Context, t *testing.T, client *http.Client, d domain.
 	resp, err := client.Do(req)
 	require.NoError(t, err)
 	t.Cleanup(func() { resp.Body.Close() })
-	return resp
+	return relayAnswer{resp.StatusCode, resp.Body}
 }
 
 // sends writes frames as a stream of events, a pause before each.
@@ -131,7 +137,7 @@ func TestRelayServesWithHeartbeats(t *testing.T) {
 		sends(150*time.Millisecond, roleFrame, deltaFrame, stopFrame, usageFrame, doneFrame)(w, r)
 	}})
 	resp := callRelay(t.Context(), t, client, relayDecision(domain.APIChat))
-	body, err := io.ReadAll(resp.Body)
+	body, err := io.ReadAll(resp.body)
 	require.NoError(t, err)
 	beat := string(wire.Heartbeat(domain.APIChat))
 	assert.GreaterOrEqual(t, strings.Count(string(body), beat), 4)
@@ -154,7 +160,7 @@ func TestRelayTakesTheSlotWithIt(t *testing.T) {
 		"b": sends(0, deltaFrame, stopFrame, usageFrame, doneFrame),
 	})
 	resp := callRelay(t.Context(), t, client, relayDecision(domain.APIChat))
-	_, err := io.ReadAll(resp.Body)
+	_, err := io.ReadAll(resp.body)
 	require.NoError(t, err)
 	settled := store.get(t, "req-1")
 	assert.Equal(t, "b", settled.Channel)
@@ -173,7 +179,7 @@ func TestRelayReportsAnErrorEvent(t *testing.T) {
 		"a": sends(0, roleFrame, `data: {"error":{"message":"no","type":"rate_limit_error","code":null}}`+"\n\n"),
 		"b": sends(0, deltaFrame, stopFrame, usageFrame, doneFrame),
 	})
-	body, err := io.ReadAll(callRelay(t.Context(), t, client, relayDecision(domain.APIChat)).Body)
+	body, err := io.ReadAll(callRelay(t.Context(), t, client, relayDecision(domain.APIChat)).body)
 	require.NoError(t, err)
 	assert.Equal(t, deltaFrame+stopFrame+usageFrame+doneFrame, string(body))
 	record := store.get(t, "req-1").Record
@@ -221,9 +227,9 @@ func TestRelayEndsOfItsOwn(t *testing.T) {
 			t.Parallel()
 			s, store := newServer(t)
 			resp := callRelay(t.Context(), t, startRelay(t, s, tc.egress), relayDecision(domain.APIChat))
-			body, err := io.ReadAll(resp.Body)
+			body, err := io.ReadAll(resp.body)
 			assert.Equal(t, tc.says == "", err != nil, "an answer that can say nothing breaks: %v", err)
-			assert.Equal(t, tc.status, resp.StatusCode)
+			assert.Equal(t, tc.status, resp.status)
 			assert.Contains(t, string(body), tc.says)
 			require.Eventually(t, func() bool { return store.has("req-1") }, 5*time.Second, time.Millisecond)
 			assert.Equal(t, tc.outcome, store.get(t, "req-1").Record.Outcome)
@@ -247,7 +253,7 @@ func TestRelaySettlesWhoLeaves(t *testing.T) {
 			}})
 			ctx, leave := context.WithCancel(t.Context())
 			resp := callRelay(ctx, t, client, relayDecision(domain.APIChat))
-			_, err := resp.Body.Read(make([]byte, 1))
+			_, err := resp.body.Read(make([]byte, 1))
 			require.NoError(t, err)
 			leave()
 			<-left
@@ -268,10 +274,10 @@ func TestRelayPassesBackPressureOn(t *testing.T) {
 	frame := `data: {"choices":[{"index":0,"delta":{"content":"` + strings.Repeat("word ", size/5) + `"}}]}` + "\n\n"
 	client := startRelay(t, s, fakeEgress{"a": sends(0, deltaFrame, frame, stopFrame, doneFrame)})
 	resp := callRelay(t.Context(), t, client, relayDecision(domain.APIChat))
-	_, err := io.ReadFull(resp.Body, make([]byte, 10))
+	_, err := io.ReadFull(resp.body, make([]byte, 10))
 	require.NoError(t, err)
 	time.Sleep(500 * time.Millisecond)
-	n, err := io.Copy(io.Discard, resp.Body)
+	n, err := io.Copy(io.Discard, resp.body)
 	require.NoError(t, err)
 	assert.Greater(t, n, int64(size))
 	require.Eventually(t, func() bool { return store.has("req-1") }, 5*time.Second, time.Millisecond)
@@ -292,10 +298,10 @@ func TestRelayStopsInOrder(t *testing.T) {
 			d := relayDecision(domain.APIChat)
 			d.IdleLimit = time.Minute
 			resp := callRelay(t.Context(), t, client, d)
-			_, err := io.ReadFull(resp.Body, make([]byte, 10))
+			_, err := io.ReadFull(resp.body, make([]byte, 10))
 			require.NoError(t, err)
 			stop()
-			_, err = io.Copy(io.Discard, resp.Body)
+			_, err = io.Copy(io.Discard, resp.body)
 			outcome := domain.OutcomeSuccess
 			if name == "too late" {
 				require.Error(t, err)
