@@ -34,7 +34,10 @@ const (
 	// flushMillis is how long the access log may wait for company; settlement
 	// of requests that nobody watched hangs on it.
 	flushMillis = 50
-	flushBytes  = 16 << 10
+	// flushBytes is what a worker keeps until then; beyond it Envoy drops entries,
+	// of some 3 KB each, while those before them are being sent. Hundreds of
+	// clients that leave in one moment must not be taken for broken providers.
+	flushBytes = 1 << 20
 	// runningPerLease is how often within a lease the log tells of a request
 	// that still runs.
 	runningPerLease = 3
