@@ -110,33 +110,32 @@ func TestStormCoolsTheChannelRegionWide(t *testing.T) {
 	c := s.caller(t, "wide", "--policy", "wide")
 	other := s.replicas(t, s.ready.RedisURL, []string{"other"})
 	warm(t, other, c.secret)
-	for _, storm := range []struct{ name, script string }{
-		{"429", `"status":429,"retry_after":{"seconds":3}`},
-		{"500", `"status":500`},
-		{"529", `"status":529,"retry_after":{"seconds":3}`},
-		{"reset", `"reset_after":{"before_headers":true}`},
+	for _, storm := range []struct {
+		name, script string
+		// responses are how many it takes, long is true where it cools for a minute.
+		responses int
+		long      bool
+	}{
+		{"429", `"status":429,"retry_after":{"seconds":60}`, 1, true},
+		{"500", `"status":500`, 2, false},
+		{"529", `"status":529,"retry_after":{"seconds":60}`, 1, true},
+		{"reset", `"reset_after":{"before_headers":true}`, 2, false},
 	} {
 		t.Run(storm.name, func(t *testing.T) {
-			calls := 0
-			for range 10 {
-				faces := c.servedBy(t, ask{model: "storm", script: failing(storm.script), stream: calls%2 == 0})
-				if faces == "b" {
-					break
-				}
-				require.Equal(t, "ab", faces)
-				calls++
-				time.Sleep(obeyed)
+			for i := range storm.responses {
+				require.Nil(t, s.cooldown(t, "storm-a", "storm"))
+				require.Equal(t, "ab", c.servedBy(t, ask{model: "storm", script: failing(storm.script), stream: i%2 == 0}))
 			}
-			assert.LessOrEqual(t, calls, 2, "it cools within two responses")
-			known := s.awaitCooldown(t, "storm-a", "storm")
-			if storm.name == "429" || storm.name == "529" {
-				assert.Greater(t, known.Left, time.Second)
+			s.awaitCooldown(t, "storm-a", "storm")
+			if storm.long {
+				require.Eventually(t, func() bool { return c.servedBy(t, ask{model: "storm"}) == "b" }, patience, time.Millisecond)
 				for range 50 {
 					require.Equal(t, "b", c.servedBy(t, ask{model: "storm", script: failing(storm.script)}), "it is called while it cools")
 				}
-				channel, err := other[0].first(t.Context(), c.secret, "storm")
-				require.NoError(t, err)
-				assert.Equal(t, "storm-b", channel, "the other replica obeys too")
+				require.Eventually(t, func() bool {
+					channel, err := other[0].first(t.Context(), c.secret, "storm")
+					return err == nil && channel == "storm-b"
+				}, patience, time.Millisecond, "the other replica obeys too")
 			}
 			assert.Equal(t, "a", c.servedBy(t, ask{model: "storm-other"}), "another class of the channel is usable")
 			c.reset(t, "storm-a", "storm")
@@ -160,7 +159,7 @@ func TestStormOnHalfOfOneChannel(t *testing.T) {
 			for range each {
 				script := `{"count":2}`
 				if rand.IntN(2) == 0 {
-					script = failing(`"status":429,"retry_after":{"seconds":1}`)
+					script = failing(`"status":429,"retry_after":{"seconds":5}`)
 				}
 				nonce := newNonce()
 				l, err := c.open(t.Context(), ask{model: "half", script: script, nonce: nonce})
@@ -214,9 +213,9 @@ func TestOneTrialAfterACooldown(t *testing.T) {
 	}
 	require.Equal(t, "ab", c.servedBy(t, ask{model: "doze", script: failing(`"status":429,"retry_after":{"seconds":0.3}`)}))
 	require.Zero(t, s.awaitCooldown(t, "doze-a", "doze").Level)
-	assert.Equal(t, 1, together(failing(`"delay_headers_ms":700,"status":500`)), "one request tries")
+	assert.Equal(t, 1, together(failing(`"delay_headers_ms":2000,"status":500`)), "one request tries")
 	require.Eventually(t, func() bool { k := s.cooldown(t, "doze-a", "doze"); return k != nil && k.Level == 1 }, patience, 5*time.Millisecond, "its failure begins anew")
-	assert.Equal(t, 1, together(failing(`"delay_headers_ms":700`)), "one request tries again")
+	assert.Equal(t, 1, together(failing(`"delay_headers_ms":2000`)), "one request tries again")
 	require.Eventually(t, func() bool { return s.cooldown(t, "doze-a", "doze") == nil }, patience, 5*time.Millisecond, "its success ends the cooldown")
 	require.Eventually(t, func() bool { return c.servedBy(t, ask{model: "doze"}) == "a" }, patience, 10*time.Millisecond)
 }
@@ -311,7 +310,8 @@ func TestEveryChannelCools(t *testing.T) {
 		assert.Equal(t, want, errorTypeOf(t, got.body))
 		seconds, err := strconv.Atoi(got.Header.Get("Retry-After"))
 		require.NoError(t, err)
-		assert.InDelta(t, 17, seconds, 4)
+		assert.LessOrEqual(t, seconds, 20)
+		assert.Positive(t, seconds)
 		after := c.charges(t)
 		for name := range after {
 			assert.LessOrEqual(t, after[name], before[name], "%s was charged", name)
