@@ -36,23 +36,9 @@ func TestCase040(t *testing.T) {
 	}
 }
 
-// TestCase078: an embeddings answer of 12 MB passes whole.
-func TestCase078(t *testing.T) {
-	t.Parallel()
-	s := sharedStack(t)
-	c := s.caller(t, newNonce(), "--policy", "wide")
-	r := sending{path: "/v1/embeddings", key: c.secret, nonce: newNonce(), body: []byte(`{"model":"m","input":"one two","dimensions":2400000}`)}
-	got := s.send(t, r)
-	require.Equal(t, http.StatusOK, got.StatusCode)
-	require.Greater(t, len(got.body), 12<<20)
-	require.Equal(t, int64(len(got.body)), got.ContentLength)
-	require.Equal(t, s.seen(t, r.nonce)[0].SentSHA256, got.digest())
-	require.Equal(t, domain.SourceUpstream, s.records(t, c.keyID, 1)[0].Source)
-}
-
-// TestCase079: a body that would grow when it is unpacked is refused before
-// anybody unpacks it, on every path.
-func TestCase079(t *testing.T) {
+// A body that would grow when it is unpacked is refused before anybody unpacks
+// it, on every path and in every encoding.
+func TestCase079Everywhere(t *testing.T) {
 	t.Parallel()
 	s := sharedStack(t)
 	c := s.caller(t, newNonce(), "--policy", "metered")
