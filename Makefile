@@ -25,6 +25,9 @@ TEST_ENV := env -u KEYWAY_REDIS_URL
 E2E := keyway/e2e keyway/e2e/sdk keyway/e2e/sdk/gosdk
 # Judges milliseconds of real servers: nothing is compiled or tested beside it.
 ALONE := keyway/store
+# What goes from a client to a provider, which channels of native egress do in
+# their own way: the tests of it run in both forms.
+DATA_PATH := ^Test(AccountHeaders|AllChannelsFail|AnswersPass|AnyCarrier|BodiesSurvive|Case0(03|08|68|71|77)|ChannelWithout|ClientsCannot|Framings|LeavingIs|MessagesAnd|NextChannel|NothingThat|OfficialSDKs$$|OnlyTheInjected|RawPaths|StoredResponsesGo|StormOnHalf|UsageIsRead)
 FUZZTIME ?= 20s
 CHAOS    ?= 5m
 DRIFTS   ?= 1000
@@ -62,6 +65,7 @@ fuzz: ## Fuzz the SSE splitter, the request reader, the readers of usage, failur
 
 e2e: parts ## Run the tests on the real Envoy, a real store and the real SDKs.
 	$(TEST_ENV) $(GO) test -count=1 -timeout 20m $(E2E)
+	$(TEST_ENV) $(GO) test -count=1 -timeout 20m -run '$(DATA_PATH)' ./e2e -egress native
 
 chaos: parts ## Run the chaos test for CHAOS (5m).
 	$(TEST_ENV) $(GO) test -count=1 -timeout 60m -run '^TestChaos$$' -v ./e2e -chaos $(CHAOS)
