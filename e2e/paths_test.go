@@ -194,15 +194,18 @@ func TestRerankIsMetered(t *testing.T) {
 	}{
 		{
 			"tokens, and units by the documents", `{"usage":{"input_uncached":77,"output":0}}`,
-			domain.Usage{InputUncached: 77, Tools: tools(map[domain.Tool]int64{domain.ToolSearchUnit: 2})}, domain.SourceUpstream, 77 + 2*2000,
+			domain.Usage{InputUncached: 77, Tools: tools(map[domain.Tool]int64{domain.ToolSearchUnit: 2})},
+			domain.SourceUpstream, 77 + 2*2000,
 		},
 		{
 			"units by the provider", `{"body":"{\"results\":[],\"meta\":{\"billed_units\":{\"search_units\":3}}}"}`,
-			domain.Usage{Tools: tools(map[domain.Tool]int64{domain.ToolSearchUnit: 3})}, domain.SourceUpstream, 3 * 2000,
+			domain.Usage{Tools: tools(map[domain.Tool]int64{domain.ToolSearchUnit: 3})},
+			domain.SourceUpstream, 3 * 2000,
 		},
 		{
 			"a total alone", `{"usage_raw":{"total_tokens":5}}`,
-			domain.Usage{InputUncached: 5, Tools: tools(map[domain.Tool]int64{domain.ToolSearchUnit: 2})}, domain.SourceUpstream, 5 + 2*2000,
+			domain.Usage{InputUncached: 5, Tools: tools(map[domain.Tool]int64{domain.ToolSearchUnit: 2})},
+			domain.SourceUpstream, 5 + 2*2000,
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -363,15 +366,18 @@ func TestTranscriptionsArePricedByWhatTheProviderCounts(t *testing.T) {
 	}{
 		{
 			"tokens", `{"usage":{"input_uncached":50,"input_audio":40,"output":7}}`, "json",
-			domain.Usage{InputUncached: 50, InputAudio: 40, Output: 7}, domain.SourceUpstream, 10 + 40*3 + 7*5,
+			domain.Usage{InputUncached: 50, InputAudio: 40, Output: 7},
+			domain.SourceUpstream, 10 + 40*3 + 7*5,
 		},
 		{
 			"seconds", `{"usage_raw":{"type":"duration","seconds":3.2}}`, "json",
-			domain.Usage{Tools: tools(map[domain.Tool]int64{domain.ToolAudioSecond: 4})}, domain.SourceUpstream, 4 * 100,
+			domain.Usage{Tools: tools(map[domain.Tool]int64{domain.ToolAudioSecond: 4})},
+			domain.SourceUpstream, 4 * 100,
 		},
 		{
 			"a duration beside the text", `{"body":"{\"text\":\"hi\",\"duration\":\"12.0\"}"}`, "verbose_json",
-			domain.Usage{Tools: tools(map[domain.Tool]int64{domain.ToolAudioSecond: 12})}, domain.SourceUpstream, 12 * 100,
+			domain.Usage{Tools: tools(map[domain.Tool]int64{domain.ToolAudioSecond: 12})},
+			domain.SourceUpstream, 12 * 100,
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -433,7 +439,8 @@ func TestImagesArePricedByTokensOrByTheImage(t *testing.T) {
 	}{
 		{ // case 86: the tokens are the price, those of the image at their own rate
 			"case_086", `{"usage":{"input_uncached":150,"output":8000}}`, `,"quality":"high","size":"1024x1024"`,
-			domain.Usage{InputUncached: 150, Output: 8000, OutputImage: 8000, Tools: made(1)}, 150*5 + 8000*40,
+			domain.Usage{InputUncached: 150, Output: 8000, OutputImage: 8000, Tools: made(1)},
+			150*5 + 8000*40,
 		},
 		{"by quality and size", `{"usage_form":"none"}`, `,"quality":"high","size":"1024x1024"`, domain.Usage{Tools: made(1)}, 170_000},
 		{"by quality", `{"usage_form":"none"}`, `,"n":3,"quality":"low","size":"auto"`, domain.Usage{Tools: made(3)}, 30_000},

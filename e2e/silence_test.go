@@ -167,8 +167,12 @@ func TestDeadUpstreamEndsAtTheIdleLimit(t *testing.T) {
 	c := s.caller(t, "wide", "--policy", "wide")
 	together(t, func(run func(string, func(*testing.T))) {
 		for _, way := range []struct{ proto, model string }{
-			{"HTTP/1.1", "dead-a"}, {"HTTP/2.0", "dead-a"}, {"HTTP/2.0", "dead-tlsa"}, {"HTTP/1.1", "dead-tlsa"},
-			{"HTTP/1.1", "think-dead"}, {"HTTP/2.0", "think-dead"},
+			{"HTTP/1.1", "dead-a"},
+			{"HTTP/2.0", "dead-a"},
+			{"HTTP/2.0", "dead-tlsa"},
+			{"HTTP/1.1", "dead-tlsa"},
+			{"HTTP/1.1", "think-dead"},
+			{"HTTP/2.0", "think-dead"},
 		} {
 			for _, api := range streamAPIs {
 				for name, script := range deadScripts {

@@ -89,27 +89,43 @@ func TestJudge(t *testing.T) {
 	}{
 		{"no answer", 0, nil, Verdict{Reason: domain.ReasonUnanswered}},
 		{"429 alone", 429, nil, Verdict{Reason: domain.ReasonRate, Certain: true}},
-		{"429 with seconds", 429, detail("retry-after: 20", "", openAI("rate_limit_error", "rate_limit_exceeded", "Slow.")),
-			Verdict{Reason: domain.ReasonRate, Wait: 20 * second, Certain: true}},
-		{"the longest wins", 429, detail("retry-after: 5", "retry-after-ms: 7500", "x-ratelimit-reset-tokens: 6m30s", "", openAI("rate_limit_error", "", "try again in 9s")),
-			Verdict{Reason: domain.ReasonRate, Wait: 390 * second, Certain: true}},
+		{
+			"429 with seconds", 429, detail("retry-after: 20", "", openAI("rate_limit_error", "rate_limit_exceeded", "Slow.")),
+			Verdict{Reason: domain.ReasonRate, Wait: 20 * second, Certain: true},
+		},
+		{
+			"the longest wins", 429, detail("retry-after: 5", "retry-after-ms: 7500", "x-ratelimit-reset-tokens: 6m30s", "", openAI("rate_limit_error", "", "try again in 9s")),
+			Verdict{Reason: domain.ReasonRate, Wait: 390 * second, Certain: true},
+		},
 		{"milliseconds", 429, detail("retry-after-ms: 1500", "", ""), Verdict{Reason: domain.ReasonRate, Wait: 1500 * time.Millisecond, Certain: true}},
-		{"of two limits the one that is used up", 429, detail(
-			"x-ratelimit-remaining-requests: 17", "x-ratelimit-reset-requests: 1h", "x-ratelimit-remaining-tokens: 0", "x-ratelimit-reset-tokens: 12s", "", ""),
-			Verdict{Reason: domain.ReasonRate, Wait: 12 * second, Certain: true}},
-		{"the reset of Messages", 429, detail(
-			"anthropic-ratelimit-input-tokens-remaining: 0", "anthropic-ratelimit-input-tokens-reset: 2026-12-01T12:00:40Z",
-			"anthropic-ratelimit-requests-remaining: 4", "anthropic-ratelimit-requests-reset: 2026-12-01T13:00:00Z", "", ""),
-			Verdict{Reason: domain.ReasonRate, Wait: 40 * second, Certain: true}},
-		{"a reset in epoch seconds", 429, detail("anthropic-ratelimit-unified-5h-reset: 1796126460", "", ""),
-			Verdict{Reason: domain.ReasonRate, Wait: time.Minute, Certain: true}},
-		{"only in the body", 429, detail("", `[{"error":{"code":429,"status":"RESOURCE_EXHAUSTED","message":"Quota.","details":[{"@type":"x"},{"@type":"RetryInfo","retryDelay":"19s"}]}}]`),
-			Verdict{Reason: domain.ReasonRate, Wait: 19 * second, Certain: true}},
+		{
+			"of two limits the one that is used up", 429, detail(
+				"x-ratelimit-remaining-requests: 17", "x-ratelimit-reset-requests: 1h", "x-ratelimit-remaining-tokens: 0", "x-ratelimit-reset-tokens: 12s", "", ""),
+			Verdict{Reason: domain.ReasonRate, Wait: 12 * second, Certain: true},
+		},
+		{
+			"the reset of Messages", 429, detail(
+				"anthropic-ratelimit-input-tokens-remaining: 0", "anthropic-ratelimit-input-tokens-reset: 2026-12-01T12:00:40Z",
+				"anthropic-ratelimit-requests-remaining: 4", "anthropic-ratelimit-requests-reset: 2026-12-01T13:00:00Z", "", ""),
+			Verdict{Reason: domain.ReasonRate, Wait: 40 * second, Certain: true},
+		},
+		{
+			"a reset in epoch seconds", 429, detail("anthropic-ratelimit-unified-5h-reset: 1796126460", "", ""),
+			Verdict{Reason: domain.ReasonRate, Wait: time.Minute, Certain: true},
+		},
+		{
+			"only in the body", 429, detail("", `[{"error":{"code":429,"status":"RESOURCE_EXHAUSTED","message":"Quota.","details":[{"@type":"x"},{"@type":"RetryInfo","retryDelay":"19s"}]}}]`),
+			Verdict{Reason: domain.ReasonRate, Wait: 19 * second, Certain: true},
+		},
 		{"garbage", 429, detail("retry-after: soon", "", "<html>"), Verdict{Reason: domain.ReasonRate, Certain: true}},
-		{"money in a 429", 429, detail("retry-after: 20", "", openAI("insufficient_quota", "insufficient_quota", "Pay.")),
-			Verdict{Reason: domain.ReasonQuota, Certain: true, Everywhere: true}},
-		{"money in a 429 of Messages", 429, detail("", `{"type":"error","error":{"type":"rate_limit_error","message":"m","details":{"error_code":"enforced_spend_limit_reached"}}}`),
-			Verdict{Reason: domain.ReasonQuota, Certain: true, Everywhere: true}},
+		{
+			"money in a 429", 429, detail("retry-after: 20", "", openAI("insufficient_quota", "insufficient_quota", "Pay.")),
+			Verdict{Reason: domain.ReasonQuota, Certain: true, Everywhere: true},
+		},
+		{
+			"money in a 429 of Messages", 429, detail("", `{"type":"error","error":{"type":"rate_limit_error","message":"m","details":{"error_code":"enforced_spend_limit_reached"}}}`),
+			Verdict{Reason: domain.ReasonQuota, Certain: true, Everywhere: true},
+		},
 		{"money in a 400", 400, detail("", openAI("invalid_request_error", "credit_balance_exhausted", "Pay.")), Verdict{Reason: domain.ReasonQuota, Certain: true, Everywhere: true}},
 		{"money of DashScope", 400, detail("", `{"code":"Arrearage","message":"m","request_id":"r"}`), Verdict{Reason: domain.ReasonQuota, Certain: true, Everywhere: true}},
 		{"402", 402, nil, Verdict{Reason: domain.ReasonQuota, Certain: true, Everywhere: true}},
