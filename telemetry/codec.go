@@ -13,16 +13,10 @@ import (
 // megabytes for the two pieces that wait.
 type codec struct{ pool mem.BufferPool }
 
-// bufferExponents are the sizes of the buffers, as powers of two.
-var bufferExponents = []uint8{8, 12, 14, 15, 16, 17, 18, 20}
+// bufferSizes leave room for what a message says beside its piece of a body.
+var bufferSizes = []int{256, 4 << 10, 17 << 10, 33 << 10, 66 << 10, 130 << 10, 260 << 10, 1 << 20}
 
-func newCodec() codec {
-	pool, err := mem.NewBinaryTieredBufferPool(bufferExponents...)
-	if err != nil {
-		panic("telemetry: sizes of buffers: " + err.Error()) // they are constants
-	}
-	return codec{pool}
-}
+func newCodec() codec { return codec{mem.NewTieredBufferPool(bufferSizes...)} }
 
 // Marshal implements encoding.CodecV2.
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {

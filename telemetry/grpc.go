@@ -20,7 +20,7 @@ const (
 	// A stream's window bounds what is held for one stalled reader; a larger
 	// message widens it while it is read. A connection's window is given back as
 	// its bytes arrive, whoever reads them.
-	streamWindow = 128 << 10
+	streamWindow = 64 << 10
 	connWindow   = 16 << 20
 )
 
