@@ -197,7 +197,7 @@ func (s *stack) awaitUpstream(t testing.TB, nonce string, wanted func(fakeprovid
 func (c *caller) requireIdle(t testing.TB, channels ...string) {
 	t.Helper()
 	var held map[string]int64
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		held = c.leases(t, channels...)
 		return len(held) == 0
 	}, 3*lease, 20*time.Millisecond, "still held")
@@ -317,7 +317,7 @@ func (s *stack) rowOf(t testing.TB, requestID string) domain.UsageRecord {
 	t.Helper()
 	require.NotEmpty(t, requestID)
 	var rows []domain.UsageRecord
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		rows = s.rowsOf(t, requestID)
 		return len(rows) > 0
 	}, patience, 50*time.Millisecond, "no row of request %s", requestID)

@@ -196,7 +196,7 @@ func TestCase053(t *testing.T) {
 				denied = answer.GetDeniedResponse()
 				require.Equal(t, typev3.StatusCode_ServiceUnavailable, denied.GetStatus().GetCode(), "%s", denied.GetBody())
 			}
-			require.Eventually(t, func() bool {
+			eventually(t, func() bool {
 				refused()
 				return strings.Contains(denied.GetBody(), "cannot check limits")
 			}, patience, 20*time.Millisecond, "the configuration does not come")

@@ -34,7 +34,7 @@ func drillCeiling(t *testing.T, s *stack) {
 		running[len(running)-1].quit()
 		running = running[:len(running)-1]
 	}
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		begin(one)
 		if s.ofRegion(t) == 1 {
 			return true
@@ -69,12 +69,12 @@ func drillCeiling(t *testing.T, s *stack) {
 	assert.EqualValues(t, places, s.ofRegion(t))
 
 	quit()
-	require.Eventually(t, func() bool { return s.ofRegion(t) == places-1 }, patience, 20*time.Millisecond)
+	eventually(t, func() bool { return s.ofRegion(t) == places-1 }, patience, 20*time.Millisecond)
 	begin(one)
 	for len(running) > 0 {
 		quit()
 	}
-	require.Eventually(t, func() bool { return s.ofRegion(t) == 0 }, patience, 20*time.Millisecond, "places of ended streams")
+	eventually(t, func() bool { return s.ofRegion(t) == 0 }, patience, 20*time.Millisecond, "places of ended streams")
 	s.requireNothingOpen(t)
 	assert.Equal(t, asked, len(s.recordsNow(t, one.keyID))+len(s.recordsNow(t, two.keyID)))
 	drillCeilingOfRates(t, s)
@@ -85,7 +85,7 @@ func drillCeilingOfRates(t *testing.T, s *stack) {
 	const fit = 3
 	require.NoError(t, s.writeConfig(configValues{Ceiling: "{rpm: 3}"}))
 	probe := s.caller(t, newNonce(), "--policy", "wide")
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		require.Equal(t, http.StatusOK, probe.ask(t, ask{model: "m"}).StatusCode)
 		return s.ofRegion(t) > 0
 	}, patience, 50*time.Millisecond, "the ceiling does not come")
@@ -121,7 +121,7 @@ func drillCeilingOfRates(t *testing.T, s *stack) {
 	assert.EqualValues(t, served.Load(), rows)
 
 	require.NoError(t, s.writeConfig(configValues{}))
-	require.Eventually(t, func() bool { return probe.ask(t, ask{model: "m"}).StatusCode == http.StatusOK }, patience, 50*time.Millisecond)
+	eventually(t, func() bool { return probe.ask(t, ask{model: "m"}).StatusCode == http.StatusOK }, patience, 50*time.Millisecond)
 }
 
 // ofRegion is what the region's own buckets count together.

@@ -69,7 +69,7 @@ func (s *stack) cooldown(t testing.TB, channel, class string) *domain.Cooldown {
 func (s *stack) awaitCooldown(t testing.TB, channel, class string) domain.Cooldown {
 	t.Helper()
 	var known *domain.Cooldown
-	require.Eventually(t, func() bool { known = s.cooldown(t, channel, class); return known != nil }, patience, 5*time.Millisecond, "no cooldown")
+	eventually(t, func() bool { known = s.cooldown(t, channel, class); return known != nil }, patience, 5*time.Millisecond, "no cooldown")
 	return *known
 }
 
@@ -79,7 +79,7 @@ func (c *caller) reset(t testing.TB, channel, model string) {
 	t.Helper()
 	_, err := c.s.store.ResetChannel(t.Context(), channel)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return c.servedBy(t, ask{model: model}) == "a" }, patience, 10*time.Millisecond, "it does not serve again")
+	eventually(t, func() bool { return c.servedBy(t, ask{model: model}) == "a" }, patience, 10*time.Millisecond, "it does not serve again")
 }
 
 // first is the channel that r would send a request to, "" for none. What the
@@ -128,11 +128,11 @@ func TestStormCoolsTheChannelRegionWide(t *testing.T) {
 			}
 			s.awaitCooldown(t, "storm-a", "storm")
 			if storm.long {
-				require.Eventually(t, func() bool { return c.servedBy(t, ask{model: "storm"}) == "b" }, patience, time.Millisecond)
+				eventually(t, func() bool { return c.servedBy(t, ask{model: "storm"}) == "b" }, patience, time.Millisecond)
 				for range 50 {
 					require.Equal(t, "b", c.servedBy(t, ask{model: "storm", script: failing(storm.script)}), "it is called while it cools")
 				}
-				require.Eventually(t, func() bool {
+				eventually(t, func() bool {
 					channel, err := other[0].first(t.Context(), c.secret, "storm")
 					return err == nil && channel == "storm-b"
 				}, patience, time.Millisecond, "the other replica obeys too")
@@ -189,7 +189,7 @@ func TestOneTrialAfterACooldown(t *testing.T) {
 	c := s.caller(t, "wide", "--policy", "wide")
 	const parallel = 50
 	together := func(script string) (tried int) {
-		require.Eventually(t, func() bool { k := s.cooldown(t, "doze-a", "doze"); return k != nil && k.Left <= 0 }, patience, 5*time.Millisecond)
+		eventually(t, func() bool { k := s.cooldown(t, "doze-a", "doze"); return k != nil && k.Left <= 0 }, patience, 5*time.Millisecond)
 		var wg sync.WaitGroup
 		nonces := make([]string, parallel)
 		for i := range nonces {
@@ -214,10 +214,10 @@ func TestOneTrialAfterACooldown(t *testing.T) {
 	require.Equal(t, "ab", c.servedBy(t, ask{model: "doze", script: failing(`"status":429,"retry_after":{"seconds":0.3}`)}))
 	require.Zero(t, s.awaitCooldown(t, "doze-a", "doze").Level)
 	assert.Equal(t, 1, together(failing(`"delay_headers_ms":2000,"status":500`)), "one request tries")
-	require.Eventually(t, func() bool { k := s.cooldown(t, "doze-a", "doze"); return k != nil && k.Level == 1 }, patience, 5*time.Millisecond, "its failure begins anew")
+	eventually(t, func() bool { k := s.cooldown(t, "doze-a", "doze"); return k != nil && k.Level == 1 }, patience, 5*time.Millisecond, "its failure begins anew")
 	assert.Equal(t, 1, together(failing(`"delay_headers_ms":2000`)), "one request tries again")
-	require.Eventually(t, func() bool { return s.cooldown(t, "doze-a", "doze") == nil }, patience, 5*time.Millisecond, "its success ends the cooldown")
-	require.Eventually(t, func() bool { return c.servedBy(t, ask{model: "doze"}) == "a" }, patience, 10*time.Millisecond)
+	eventually(t, func() bool { return s.cooldown(t, "doze-a", "doze") == nil }, patience, 5*time.Millisecond, "its success ends the cooldown")
+	eventually(t, func() bool { return c.servedBy(t, ask{model: "doze"}) == "a" }, patience, 10*time.Millisecond)
 }
 
 // case_073: the time to wait in every form that providers use.
@@ -255,7 +255,7 @@ func TestCase075OneClassCools(t *testing.T) {
 	for range 10 {
 		require.Equal(t, "a", c.servedBy(t, ask{model: "classes-alone"}))
 	}
-	require.Eventually(t, func() bool { return c.servedBy(t, ask{model: "classes-other"}) == "a" }, patience, 50*time.Millisecond, "it comes back by itself")
+	eventually(t, func() bool { return c.servedBy(t, ask{model: "classes-other"}) == "a" }, patience, 50*time.Millisecond, "it comes back by itself")
 }
 
 // An error inside an answer with status 200 cools as its own status would.
@@ -292,7 +292,7 @@ func TestEveryChannelCools(t *testing.T) {
 	s := sharedStack(t)
 	c := s.caller(t, "everything-cools", "--policy", "metered")
 	for _, api := range []domain.API{domain.APIChat, domain.APIMessages} {
-		require.Eventually(t, func() bool {
+		eventually(t, func() bool {
 			fails := ask{api: api, model: "none-alone", script: failing(`"status":429,"retry_after":{"seconds":20}`)}.withDefaults()
 			c.ask(t, fails)
 			return s.facesOf(fails.nonce) == "a" // else authz has not heard of the reset yet
@@ -301,7 +301,7 @@ func TestEveryChannelCools(t *testing.T) {
 		before := c.charges(t)
 		a := ask{api: api, model: "none-alone"}.withDefaults()
 		var got received
-		require.Eventually(t, func() bool { got = c.ask(t, a); return len(s.attempts(a.nonce)) == 0 }, patience, 10*time.Millisecond)
+		eventually(t, func() bool { got = c.ask(t, a); return len(s.attempts(a.nonce)) == 0 }, patience, 10*time.Millisecond)
 		assert.Equal(t, http.StatusServiceUnavailable, got.StatusCode)
 		want := "service_unavailable_error"
 		if api == domain.APIMessages {
@@ -357,7 +357,7 @@ func TestChannelWithoutMoneyIsOut(t *testing.T) {
 			require.Equal(t, "ab", c.servedBy(t, ask{api: tc.api, model: "broke", script: failing(tc.how)}))
 			known := s.awaitCooldown(t, "broke-a", domain.EveryClass)
 			assert.True(t, known.Out)
-			require.Eventually(t, func() bool { return s.metric(t, "authz", `keyway_authz_channel_state{channel="broke-a"}`) == 3 }, patience, 20*time.Millisecond)
+			eventually(t, func() bool { return s.metric(t, "authz", `keyway_authz_channel_state{channel="broke-a"}`) == 3 }, patience, 20*time.Millisecond)
 			assert.NotZero(t, s.metric(t, "authz", "keyway_authz_channels_out"))
 			for range 10 {
 				require.Equal(t, "b", c.servedBy(t, ask{api: tc.api, model: "broke"}), "no retry there")
@@ -371,7 +371,7 @@ func TestChannelWithoutMoneyIsOut(t *testing.T) {
 
 			told := s.cli(t, "channel", "reset", "broke-a", "--store", s.ready.RedisURL)
 			assert.Contains(t, string(told), "usable again")
-			require.Eventually(t, func() bool { return c.servedBy(t, ask{api: tc.api, model: "broke"}) == "a" }, patience, 10*time.Millisecond)
+			eventually(t, func() bool { return c.servedBy(t, ask{api: tc.api, model: "broke"}) == "a" }, patience, 10*time.Millisecond)
 			assert.Contains(t, string(s.cli(t, "channel", "reset", "broke-a", "--store", s.ready.RedisURL)), "nothing was held")
 		})
 	}
@@ -393,7 +393,7 @@ func TestReplicasObeyCooldowns(t *testing.T) {
 	best := map[string]time.Duration{}
 	for round := range 3 {
 		for _, r := range all {
-			require.Eventually(t, func() bool {
+			eventually(t, func() bool {
 				channel, err := r.first(t.Context(), c.secret, "deaf")
 				return err == nil && channel == "deaf-a"
 			}, patience, 10*time.Millisecond, "%s does not use the channel", r.name)
@@ -453,8 +453,8 @@ func TestProbeFindsARefusedCredential(t *testing.T) {
 	assert.Equal(t, http.StatusServiceUnavailable, got.StatusCode)
 
 	require.NoError(t, os.WriteFile(s.probedSecret(), []byte(faceKey("c")+"\n"), 0o600))
-	require.Eventually(t, func() bool { return s.cooldown(t, "probed", domain.EveryClass) == nil }, patience, 20*time.Millisecond, "the channel is not brought back")
-	require.Eventually(t, func() bool { return c.ask(t, ask{model: "probed"}).StatusCode == http.StatusOK }, patience, 20*time.Millisecond)
+	eventually(t, func() bool { return s.cooldown(t, "probed", domain.EveryClass) == nil }, patience, 20*time.Millisecond, "the channel is not brought back")
+	eventually(t, func() bool { return c.ask(t, ask{model: "probed"}).StatusCode == http.StatusOK }, patience, 20*time.Millisecond)
 	assert.InDelta(t, 1, up(), 0)
 	var times []time.Time
 	for _, r := range s.provider.Records() {

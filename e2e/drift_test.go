@@ -145,7 +145,7 @@ func drillKillEach(t *testing.T, s *stack) {
 		<-done
 		s.awaitSuccessor(t, process, old)
 		served := len(k.whole)
-		require.Eventually(t, func() bool {
+		eventually(t, func() bool {
 			k.send(t, 0)
 			return len(k.whole) > served
 		}, patience, 20*time.Millisecond, "nothing is served after %s was killed", process)
@@ -160,7 +160,7 @@ func drillKillEach(t *testing.T, s *stack) {
 // pid is that of a process which may just have been restarted.
 func (s *stack) pid(t *testing.T, process string) (pid int) {
 	t.Helper()
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		if err := s.readReady(); err != nil {
 			return false
 		}

@@ -56,7 +56,7 @@ func TestDrills(t *testing.T) {
 func (s *stack) requireNothingOpen(t *testing.T) {
 	t.Helper()
 	var stats domain.StoreStats
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		var err error
 		stats, err = s.store.Stats(t.Context())
 		return err == nil && stats.OpenReservations == 0 && stats.OutboxLen == 0 && s.provider.Open() == 0
@@ -144,7 +144,7 @@ func (s *stack) kill(t *testing.T, process string) (backAfter time.Duration) {
 // has no page that tells; whether it serves, requests show.
 func (s *stack) awaitSuccessor(t *testing.T, process string, old int) {
 	t.Helper()
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		return s.readReady() == nil && s.ready.PIDs[process] != 0 && s.ready.PIDs[process] != old &&
 			(process == "envoy" || s.isReady(process))
 	}, patience, 10*time.Millisecond, "%s did not come back", process)
@@ -409,7 +409,7 @@ func drillConfig(t *testing.T, s *stack) {
 		require.NoError(t, os.WriteFile(s.config+".next", []byte(tc.content), 0o600))
 		require.NoError(t, os.Rename(s.config+".next", s.config))
 		var st planeStatus
-		require.Eventually(t, func() bool {
+		eventually(t, func() bool {
 			st = s.planeStatus(t)
 			return strings.Contains(strings.ToLower(strings.Join(st.ConfigErrors, "\n")), tc.says)
 		}, patience, 20*time.Millisecond, "%s: the reason is not told: %v", tc.name, &st)
@@ -441,7 +441,7 @@ func drillConfig(t *testing.T, s *stack) {
 // requireServedBy sends good requests until a face serves one, and returns how many.
 func requireServedBy(t *testing.T, c *caller, face string) (asked int) {
 	t.Helper()
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		asked++
 		nonce := newNonce()
 		got := c.ask(t, ask{model: "only-a", nonce: nonce})

@@ -72,7 +72,7 @@ func TestCase066(t *testing.T) {
 			t.Logf("%s: the last of %d warm replicas refused the key %s after the command began, %s after it ended",
 				act[0], len(all), slowest(when, start).Round(time.Millisecond), slowest(when, done).Round(time.Millisecond))
 			assert.LessOrEqual(t, slowest(when, done), time.Second)
-			require.Eventually(t, func() bool {
+			eventually(t, func() bool {
 				got, _ := s.post(t, "/v1/chat/completions", secret, chat("m", ""))
 				return got.StatusCode == http.StatusUnauthorized
 			}, time.Until(done.Add(patience)), time.Millisecond, "through Envoy")
@@ -329,7 +329,7 @@ func TestKeyCommands(t *testing.T) {
 	// Here one authz is asked, which hears of a change at once but not before the command ends.
 	becomes := func(secret string, want int, what string) {
 		t.Helper()
-		require.Eventually(t, func() bool { return ask(secret) == want }, patience, 5*time.Millisecond, what)
+		eventually(t, func() bool { return ask(secret) == want }, patience, 5*time.Millisecond, what)
 	}
 	require.Equal(t, 200, ask(first))
 	k := s.listed(t, id)

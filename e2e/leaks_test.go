@@ -166,8 +166,8 @@ func storeAway(t *testing.T, s *stack, do func()) {
 	defer func() { _ = syscall.Kill(pid, syscall.SIGCONT) }()
 	do()
 	require.NoError(t, syscall.Kill(pid, syscall.SIGCONT))
-	require.Eventually(t, func() bool { return s.store.Ping(t.Context()) == nil }, 10*time.Second, 20*time.Millisecond)
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool { return s.store.Ping(t.Context()) == nil }, 10*time.Second, 20*time.Millisecond)
+	eventually(t, func() bool {
 		stats, err := s.store.Stats(t.Context())
 		return err == nil && stats.OpenReservations == 0 && stats.OutboxLen == 0
 	}, 5*lease, 50*time.Millisecond, "the region does not come to rest")

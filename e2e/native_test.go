@@ -52,7 +52,7 @@ func TestNativeEgressFollowsItsSecret(t *testing.T) {
 	c := s.caller(t, newNonce())
 	requireStatus := func(want int) received {
 		var got received
-		assert.Eventually(t, func() bool {
+		eventually(t, func() bool {
 			got = c.ask(t, ask{model: "native"})
 			return got.StatusCode == want
 		}, patience, 100*time.Millisecond)

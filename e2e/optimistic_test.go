@@ -76,12 +76,12 @@ func TestOptimisticSpendsItsCreditOnce(t *testing.T) {
 	assert.EqualValues(t, credit/hold, served.Load()+1, "a request holds %d", hold)
 	assert.EqualValues(t, credit/hold, lent.Load())
 	s.signal(t, "authz", syscall.SIGKILL)
-	require.Eventually(t, func() bool { return strings.Contains(s.logs(), "journal holds admissions of an earlier run") },
+	eventually(t, func() bool { return strings.Contains(s.logs(), "journal holds admissions of an earlier run") },
 		patience, 20*time.Millisecond, "its successor finds what it left")
 
 	resumed()
 	requests := 3 + int(served.Load()+lent.Load())
-	require.Eventually(t, func() bool { return len(s.recordsNow(t, c.keyID)) == requests-1 }, patience, 50*time.Millisecond, "all but the one that runs")
+	eventually(t, func() bool { return len(s.recordsNow(t, c.keyID)) == requests-1 }, patience, 50*time.Millisecond, "all but the one that runs")
 	body, err := running.rest()
 	require.NoError(t, err)
 	require.Contains(t, body, terminalOf(domain.APIChat))

@@ -145,7 +145,7 @@ func TestCase084(t *testing.T) {
 	requireRefusal(t, refusal{dialect: domain.DialectAnthropic, status: 429, kind: "rate_limit_error"}, refused)
 	require.Equal(t, "1", refused.Header.Get("Retry-After"))
 
-	require.Eventually(t, func() bool { return len(s.recordsNow(t, c.keyID)) >= 60 }, patience, 50*time.Millisecond)
+	eventually(t, func() bool { return len(s.recordsNow(t, c.keyID)) >= 60 }, patience, 50*time.Millisecond)
 	var cost int64
 	for _, r := range s.recordsNow(t, c.keyID) {
 		require.Equal(t, domain.OutcomeSuccess, r.Outcome, "%+v", r)

@@ -64,7 +64,7 @@ func (s *stack) bookOf(t testing.TB, identity string) (credit, used int64) {
 // awaitCredit waits until the store has been told what was paid in.
 func (s *stack) awaitCredit(t testing.TB, identity string, micros int64) {
 	t.Helper()
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		credit, _ := s.bookOf(t, identity)
 		return credit == micros
 	}, patience, 20*time.Millisecond, "%d paid in by %s", micros, identity)
@@ -75,7 +75,7 @@ func (s *stack) requireNoBalanceDrift(t testing.TB, identity string) {
 	t.Helper()
 	names := []string{domain.CreditPrefix + identity, domain.BalanceCounter(identity)}
 	var last []domain.BudgetDrift
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		book, err := s.store.Budgets(t.Context())
 		require.NoError(t, err)
 		sums, err := s.ledger.BudgetSums(t.Context(), domain.MonthBegin(time.Now()), book.PendingRequests())
@@ -119,7 +119,7 @@ func TestPrepaidBalance(t *testing.T) {
 
 			s.topUp(t, tc.identity, 1000)
 			paid := time.Now()
-			require.Eventually(t, func() bool {
+			eventually(t, func() bool {
 				return c.ask(t, ask{api: tc.api, model: "m"}).StatusCode == http.StatusOK
 			}, carried, 20*time.Millisecond, "the top-up lets requests pass")
 			t.Logf("served %s after the top-up", time.Since(paid))
@@ -201,6 +201,7 @@ func (s *stack) cashier(t *testing.T) cashier {
 		"--xds", "unix:"+filepath.Join(s.dir, "up", "run", "xds.sock"), "--region", "test", "--node", name)
 	cmd.Env = append(os.Environ(), "KEYWAY_REDIS_URL="+s.ready.RedisURL)
 	cmd.Stdout, cmd.Stderr = output, output
+	cmd.SysProcAttr = ownGroup()
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
@@ -210,7 +211,7 @@ func (s *stack) cashier(t *testing.T) cashier {
 		}
 	})
 	var address []string
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		address = webhookAddress.FindStringSubmatch(output.String())
 		return address != nil && strings.Contains(output.String(), "ready")
 	}, patience, 20*time.Millisecond, "the webhook listens")
@@ -261,7 +262,7 @@ func TestPaymentsTopUp(t *testing.T) {
 	}
 	paid := time.Now()
 	require.Equal(t, ledger.BalanceLine{Identity: identity, PaidInMicros: 2_500_000, ClosingMicros: 2_500_000}, s.balance(t, identity))
-	require.Eventually(t, func() bool { return c.ask(t, ask{model: "m"}).StatusCode == http.StatusOK }, carried, 20*time.Millisecond)
+	eventually(t, func() bool { return c.ask(t, ask{model: "m"}).StatusCode == http.StatusOK }, carried, 20*time.Millisecond)
 	t.Logf("served %s after the payment", time.Since(paid))
 	s.records(t, c.keyID, 1)
 	s.requireNoBalanceDrift(t, identity)

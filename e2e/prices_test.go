@@ -75,7 +75,7 @@ func TestEveryPartOfAPriceReachesTheLedger(t *testing.T) {
 func requireNoDrift(t *testing.T, s *stack, keyID string) {
 	t.Helper()
 	var last []domain.BudgetDrift
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		book, err := s.store.Budgets(t.Context())
 		require.NoError(t, err)
 		sums, err := s.ledger.BudgetSums(t.Context(), domain.MonthBegin(time.Now()), book.PendingRequests())

@@ -250,7 +250,7 @@ func TestRelayPassesBackPressureOn(t *testing.T) {
 	require.NoError(t, err)
 	running := func() fakeprovider.Record { return s.attempts(a.nonce)[0] }
 	var sent int64
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		before := sent
 		sent = running().SentBytes
 		return sent > 0 && sent == before

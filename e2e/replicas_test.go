@@ -46,6 +46,7 @@ func (s *stack) replicas(t *testing.T, url string, names []string, args ...strin
 		}, args...)...)
 		cmd.Env = append(os.Environ(), "KEYWAY_REDIS_URL="+url)
 		cmd.Stdout, cmd.Stderr = output, output
+		cmd.SysProcAttr = ownGroup()
 		require.NoError(t, cmd.Start())
 		t.Cleanup(func() {
 			_ = cmd.Process.Signal(syscall.SIGTERM)
@@ -87,7 +88,7 @@ func warm(t *testing.T, all []replica, secret string) {
 	t.Helper()
 	for _, r := range all {
 		var last int
-		require.Eventually(t, func() bool {
+		eventually(t, func() bool {
 			var err error
 			last, err = r.status(t.Context(), secret)
 			return err == nil && last == 404

@@ -109,7 +109,7 @@ func (s *stack) trySend(t testing.TB, r sending) (received, error) {
 func (s *stack) seen(t testing.TB, nonce string) []fakeprovider.Record {
 	t.Helper()
 	var out []fakeprovider.Record
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		out = nil
 		for _, r := range s.provider.Records() {
 			if r.Header.Get("User-Agent") != nonce {

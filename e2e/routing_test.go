@@ -97,7 +97,7 @@ func TestSessionsStickAndEscape(t *testing.T) {
 	require.Equal(t, http.StatusOK, got.StatusCode, "%s", got.body)
 	require.Len(t, s.attempts(nonce), 1, "while its channel rests, nobody asks there")
 	require.Equal(t, other, s.faceOf(t, nonce))
-	require.Eventually(t, func() bool { return c.sticky(t, "stuck", session, "") == home }, patience, 50*time.Millisecond, "and comes home")
+	eventually(t, func() bool { return c.sticky(t, "stuck", session, "") == home }, patience, 50*time.Millisecond, "and comes home")
 }
 
 // A channel that is full sends the session on, and no call more goes there.
@@ -239,7 +239,7 @@ func TestFallbackModelServesNamedAndPriced(t *testing.T) {
 	}
 
 	c := s.caller(t, "wide", "--policy", "wide", "--models", "fall")
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		got := c.ask(t, ask{model: "fall"})
 		return got.StatusCode == http.StatusOK && got.Header.Get("X-Keyway-Model") == ""
 	}, patience, 50*time.Millisecond, "the channel recovers, and a key that may not use the fallback waits for it")

@@ -165,7 +165,7 @@ func (s *stack) start() error {
 		"--admin-port", "0", "--provider-port", "0", "--envoy-admin-port", "0", "--store-port", "0",
 		"--authz-port", "0", "--extproc-port", "0", "--worker-port", "0")
 	s.up.Stdout, s.up.Stderr = s.output, s.output
-	s.up.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	s.up.SysProcAttr = ownGroup()
 	if err := s.up.Start(); err != nil {
 		return fmt.Errorf("start keyway up: %w", err)
 	}
@@ -285,7 +285,7 @@ func (s *stack) cli(t testing.TB, args ...string) []byte {
 func (s *stack) records(t testing.TB, keyID string, n int) []domain.UsageRecord {
 	t.Helper()
 	var got []domain.UsageRecord
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		got = s.recordsNow(t, keyID)
 		return len(got) >= n
 	}, 3*lease, 50*time.Millisecond, "ledger rows of %s", keyID)

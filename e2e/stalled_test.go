@@ -126,7 +126,7 @@ func (s *stack) awaitStall(t testing.TB, nonce string) int64 {
 	t.Helper()
 	var last int64
 	still := 0
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		var sent int64
 		begun := s.attempts(nonce)
 		for _, r := range begun {

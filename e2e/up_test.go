@@ -31,7 +31,7 @@ func startDemo(t *testing.T, dir string) *demoUp {
 	d := &demoUp{dir: dir, output: &lockedBuffer{}, done: make(chan struct{})}
 	d.cmd = exec.Command(binary, append([]string{"up", "--dir", dir, "--parts-dir", filepath.Join(root, ".parts")}, freePorts()...)...)
 	d.cmd.Stdout, d.cmd.Stderr = d.output, d.output
-	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	d.cmd.SysProcAttr = ownGroup()
 	require.NoError(t, d.cmd.Start())
 	go func() {
 		defer close(d.done)
@@ -44,7 +44,7 @@ func startDemo(t *testing.T, dir string) *demoUp {
 			t.Logf("keyway up printed:\n%s", d.output)
 		}
 	})
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		select {
 		case <-d.done:
 			return true
@@ -121,7 +121,7 @@ func TestUpForANewcomer(t *testing.T) {
 	commands := d.commands(t)
 	assert.Contains(t, shell(t, commands[0]), "data: [DONE]")
 	assert.Contains(t, shell(t, commands[1]), `"type":"message"`)
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		return strings.Count(shell(t, commands[2]), "success") == 2
 	}, 30*time.Second, 100*time.Millisecond, "both requests stand in the ledger")
 
@@ -150,7 +150,7 @@ func TestUpForANewcomer(t *testing.T) {
 	assert.Equal(t, fields["api_key"], kept["api_key"])
 	commands = second.commands(t)
 	assert.Contains(t, shell(t, commands[0]), "data: [DONE]")
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		return strings.Count(shell(t, commands[2]), "success") == 3
 	}, 30*time.Second, 100*time.Millisecond)
 }
@@ -161,13 +161,13 @@ func TestUpRestartsWhatDiesAndDiesWhole(t *testing.T) {
 	for _, name := range processNames {
 		_, before := d.readyFile(t)
 		require.NoError(t, syscall.Kill(before[name], syscall.SIGKILL))
-		require.Eventually(t, func() bool {
+		eventually(t, func() bool {
 			_, after := d.readyFile(t)
 			return after[name] != before[name] && running(after[name])
 		}, time.Minute, 50*time.Millisecond, "%s is started again and ready.json says so", name)
 	}
 	command := d.commands(t)[0]
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		out, err := exec.Command("sh", "-c", command).Output()
 		return err == nil && strings.Contains(string(out), "data: [DONE]")
 	}, time.Minute, 200*time.Millisecond, "the region serves again")
@@ -176,7 +176,7 @@ func TestUpRestartsWhatDiesAndDiesWhole(t *testing.T) {
 	require.NoError(t, d.cmd.Process.Kill())
 	<-d.done
 	for name, pid := range pids {
-		require.Eventually(t, func() bool { return !running(pid) || isZombie(pid) }, time.Minute, 20*time.Millisecond, "%s does not outlive a killed keyway up", name)
+		eventually(t, func() bool { return !running(pid) || isZombie(pid) }, time.Minute, 20*time.Millisecond, "%s does not outlive a killed keyway up", name)
 	}
 }
 
