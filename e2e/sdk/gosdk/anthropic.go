@@ -76,7 +76,8 @@ func (r *run) messageEvent(event anthropic.MessageStreamEventUnion) {
 		}
 	case "content_block_delta":
 		r.result.Text += event.Delta.Text
-		if event.Delta.PartialJSON != "" {
+		// The input of a server's tool comes the same way.
+		if event.Delta.PartialJSON != "" && len(r.result.ToolCalls) > 0 {
 			r.result.ToolCalls[len(r.result.ToolCalls)-1].Arguments += event.Delta.PartialJSON
 		}
 	case "message_delta":

@@ -70,6 +70,9 @@ func (r *run) chat(ctx context.Context, client openai.Client) error {
 		return err
 	}
 	r.result.ID, r.result.Model, r.result.Usage = done.ID, done.Model, usageJSON(done.Usage.RawJSON())
+	if len(done.Choices) == 0 {
+		return nil
+	}
 	choice := done.Choices[0]
 	r.result.Text, r.result.FinishReason = choice.Message.Content, choice.FinishReason
 	for _, call := range choice.Message.ToolCalls {

@@ -77,8 +77,10 @@ class Run {
     if (c.stream) return this.openAIStream(client.chat.completions, body, (choice) => this.chatDelta(choice));
     const done = await client.chat.completions.create(body, this.requestOptions());
     this.note(done);
+    this.result.usage = done.usage;
+    if (!done.choices?.length) return;
     const { message, finish_reason } = done.choices[0];
-    Object.assign(this.result, { text: message.content ?? '', finish_reason, usage: done.usage });
+    Object.assign(this.result, { text: message.content ?? '', finish_reason });
     if (message.tool_calls) {
       this.result.tool_calls = message.tool_calls.map((t) => ({ name: t.function.name, arguments: t.function.arguments }));
     }
@@ -207,7 +209,8 @@ class Run {
         break;
       case 'content_block_delta':
         this.result.text += event.delta.text ?? '';
-        if (event.delta.partial_json) this.result.tool_calls.at(-1).arguments += event.delta.partial_json;
+        // The input of a server's tool comes the same way.
+        if (event.delta.partial_json && this.result.tool_calls) this.result.tool_calls.at(-1).arguments += event.delta.partial_json;
         break;
       case 'message_delta':
         this.result.finish_reason = event.delta.stop_reason ?? this.result.finish_reason;
@@ -302,7 +305,8 @@ function describe(error) {
     class: error.constructor.name,
     status: error.status,
     type: error.type ?? inner.type ?? undefined,
-    code: error.code ?? inner.details?.error_code ?? undefined,
+    // Some providers write a number.
+    code: String(error.code ?? inner.details?.error_code ?? '') || undefined,
     param: error.param ?? undefined,
     message: inner.message ?? error.message,
     request_id: error.requestID ?? undefined,

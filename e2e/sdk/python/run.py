@@ -75,7 +75,7 @@ class Run:
         return self.result.get("cancelled", False)
 
     def note(self, obj):
-        self.result["id"], self.result["model"] = obj.id, obj.model
+        self.result["id"], self.result["model"] = getattr(obj, "id", ""), getattr(obj, "model", "")
 
     # Each operation fills the result from what the SDK hands over.
 
@@ -95,8 +95,11 @@ class Run:
         if not case.get("stream"):
             done = client.chat.completions.create(model=self.model, messages=messages, **kwargs)
             self.note(done)
+            self.result["usage"] = dump(done.usage)
+            if not done.choices:
+                return
             choice = done.choices[0]
-            self.result.update(text=choice.message.content or "", finish_reason=choice.finish_reason, usage=dump(done.usage))
+            self.result.update(text=choice.message.content or "", finish_reason=choice.finish_reason)
             if choice.message.tool_calls:
                 calls = [call.function for call in choice.message.tool_calls]
                 self.result["tool_calls"] = [{"name": f.name, "arguments": f.arguments} for f in calls]
@@ -109,9 +112,9 @@ class Run:
     def openai_stream(self, stream, take):
         for chunk in stream:
             self.note(chunk)
-            if chunk.usage is not None:
+            if getattr(chunk, "usage", None) is not None:
                 self.result["usage"] = dump(chunk.usage)
-            for choice in chunk.choices:
+            for choice in getattr(chunk, "choices", None) or []:
                 if choice.index == 0:
                     take(choice)
                     self.result["finish_reason"] = choice.finish_reason or self.result.get("finish_reason")
@@ -213,7 +216,8 @@ class Run:
             elif event.type == "content_block_delta" and event.delta.type == "text_delta":
                 self.result["text"] += event.delta.text
             elif event.type == "content_block_delta" and event.delta.type == "input_json_delta":
-                self.result["tool_calls"][-1]["arguments"] += event.delta.partial_json
+                if self.result.get("tool_calls"):  # the input of a server's tool comes the same way
+                    self.result["tool_calls"][-1]["arguments"] += event.delta.partial_json
             elif event.type == "message_delta":
                 self.result["finish_reason"] = event.delta.stop_reason or self.result.get("finish_reason")
                 # Cumulative: what is present replaces what was.
@@ -298,12 +302,18 @@ def describe(error):
         "class": type(error).__name__,
         "status": getattr(error, "status_code", None),
         "type": getattr(error, "type", None) or inner.get("type"),
-        "code": getattr(error, "code", None) or (inner.get("details") or {}).get("error_code"),
+        "code": code_of(error, inner),
         "param": getattr(error, "param", None),
         "message": inner.get("message") or str(error),
         "request_id": getattr(error, "request_id", None),
     }
     return {name: value for name, value in out.items() if value is not None}
+
+
+def code_of(error, inner):
+    """The error's code as text: some providers write a number."""
+    code = getattr(error, "code", None) or (inner.get("details") or {}).get("error_code")
+    return None if code is None else str(code)
 
 
 def main():
