@@ -166,6 +166,22 @@ func TestARefusedLimitGivesTheSlotBack(t *testing.T) {
 	assert.Empty(t, counters(t, s, o, channel))
 }
 
+// A native attempt moves no slot, so that of the attempt before is there at the end.
+func TestSettleGivesBackTheSlotsOfEarlierAttempts(t *testing.T) {
+	t.Parallel()
+	s, o := shared(t), newTenant()
+	limited, native := domain.Candidate{Channel: unique("limited"), Slots: 1}, domain.Candidate{Channel: unique("native")}
+	d := o.decide()
+	d.Candidates = []domain.Candidate{limited, native}
+	admit(t, s, d)
+	require.Equal(t, map[string]int64{"slot:" + limited.Channel: 1}, counters(t, s, o, limited.Channel))
+	end := ends(d, 1, 1)
+	end.Record.Attempt, end.Channel = 2, native.Channel
+	_, err := s.Settle(t.Context(), end)
+	require.NoError(t, err)
+	require.Empty(t, counters(t, s, o, limited.Channel))
+}
+
 func TestMoveSlot(t *testing.T) {
 	t.Parallel()
 	s, ctx := shared(t), context.Background()

@@ -266,9 +266,7 @@ func (s *Store) Settle(ctx context.Context, settlement domain.Settlement) (domai
 	usedOf := func(h domain.Hold) int64 { return used(h, record, model) }
 	calls := closeCalls(d, closing{record: raw, used: usedOf})
 	correctLeased(&calls[0], d, usedOf)
-	if settlement.Channel != "" {
-		calls = append(calls, releaseCall(settlement.Channel, d.RequestID))
-	}
+	calls = append(calls, slotsOf(settlement)...)
 	explain, err := explainCall(record, raw)
 	if err != nil {
 		return 0, fmt.Errorf("settle request: %w", err)
@@ -283,4 +281,20 @@ func (s *Store) Settle(ctx context.Context, settlement domain.Settlement) (domai
 		return 0, fmt.Errorf("settle request: the script answered %v", cmds[0].Val())
 	}
 	return domain.SettleResult(status), nil
+}
+
+// slotsOf gives back the slot of a settlement's channel, and those of attempts
+// before: one that was followed by a native attempt still has its own.
+func slotsOf(s domain.Settlement) []call {
+	var calls []call
+	candidates := s.Decision.Candidates
+	for _, c := range candidates[:min(max(s.Record.Attempt-1, 0), len(candidates))] {
+		if c.Slots > 0 && c.Channel != s.Channel {
+			calls = append(calls, releaseCall(c.Channel, s.Decision.RequestID))
+		}
+	}
+	if s.Channel != "" {
+		calls = append(calls, releaseCall(s.Channel, s.Decision.RequestID))
+	}
+	return calls
 }
