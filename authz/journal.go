@@ -159,6 +159,7 @@ func (s *Server) replayOldest(ctx context.Context, j *journal.Journal[domain.Dec
 		}
 		return false
 	}
+	s.outage.over(s.now())
 	s.metrics.replayed.Inc()
 	if err := j.Landed(); err != nil {
 		s.logger.Error("journal", telemetry.Err(err))

@@ -56,6 +56,9 @@ type lending struct {
 	now    func() time.Time
 	// dropped counts requests whose reservation was never written.
 	dropped func()
+	// answered hears of each exchange that the store answered: where leases do, no
+	// request tells that it is back.
+	answered func()
 
 	mu      sync.Mutex // guards all below
 	buckets map[rateBucket]*leased
@@ -85,7 +88,7 @@ type leased struct {
 }
 
 func newLending(r Rates, logger *slog.Logger, now func() time.Time, dropped func()) *lending {
-	return &lending{rates: r, logger: logger, now: now, dropped: dropped, buckets: map[rateBucket]*leased{}}
+	return &lending{rates: r, logger: logger, now: now, dropped: dropped, answered: func() {}, buckets: map[rateBucket]*leased{}}
 }
 
 func anyLeased(holds []domain.Hold) bool {
@@ -267,6 +270,8 @@ func (l *lending) tick(ctx context.Context, wishes func(*lending) ([]*leased, []
 		leases, err := l.rates.LeaseRates(ctx, list)
 		if err != nil {
 			l.logger.Debug("leases of rates failed", "error", err)
+		} else {
+			l.answered()
 		}
 		l.granted(buckets, list, leases)
 	}

@@ -113,6 +113,26 @@ func TestCheckInAnOutage(t *testing.T) {
 	require.Len(t, f.server.refunds.queue, 1)
 }
 
+// Where leases serve, no request tells that the store is back; their exchange does,
+// or the next outage would begin with the window of this one.
+func TestOutageEndsWithALease(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	rates := &fakeRates{left: map[domain.LimitKind]int64{domain.LimitRPM: 600}, err: domain.ErrStoreDown}
+	f.server.lending.rates, f.reservations.err = rates, domain.ErrStoreDown
+	f.reconfigure(func(s *config.Snapshot) {
+		s.Policies["p"] = domain.Policy{RPM: 600, Leased: true, OpenWindow: 3 * time.Second}
+		s.Identities = nil
+	})
+	_, err := f.server.check(t.Context(), f.request(hello))
+	require.NoError(t, err, "within the window")
+	f.server.lending.tick(t.Context(), (*lending).wish)
+	require.True(t, f.server.outage.away.Load())
+	rates.err = nil
+	f.server.lending.tick(t.Context(), (*lending).wish)
+	require.False(t, f.server.outage.away.Load())
+}
+
 // After the store has lost writes, what a window limits is refused until they
 // are rebuilt, and the log says once what is the matter.
 func TestCheckWithoutBudgets(t *testing.T) {

@@ -155,6 +155,7 @@ func New(o Options) (*Server, error) {
 		s.now = time.Now
 	}
 	s.lending = newLending(o.Rates, o.Logger, s.now, m.notesDropped.Inc)
+	s.lending.answered = func() { s.outage.over(s.now()) }
 	if s.random == nil {
 		s.random = rand.Float64
 	}
