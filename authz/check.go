@@ -170,6 +170,8 @@ func (s *Server) reserve(ctx context.Context, d *domain.Decision, t terms) (doma
 		return domain.Admission{}, refused(*r, d)
 	}
 	if alone(d) {
+		// A store that was away may hear of its renewal before it hears of it.
+		d.Unreserved = true
 		s.metrics.leasedAdmissions.Inc()
 		s.lending.note(*d)
 		return s.lending.fill(domain.Admission{}, d.Holds), nil

@@ -206,6 +206,7 @@ func TestCheckOnALease(t *testing.T) {
 	got, err := f.server.check(t.Context(), f.request(hello))
 	require.NoError(t, err)
 	require.Len(t, f.reservations.admitted, 1, "the store was not asked")
+	require.True(t, got.Decision.Unreserved, "extproc must not take an unwritten reservation for one that has ended")
 	for _, h := range got.Decision.Holds {
 		assert.True(t, h.Leased)
 	}

@@ -78,8 +78,9 @@ type Decision struct {
 	Lease time.Duration
 	// FirstByteLimit is how long one attempt may wait for response headers.
 	FirstByteLimit time.Duration
-	// Unreserved: it was admitted while the store was away, and its holds come
-	// later, out of authz's journal.
+	// Unreserved: it went out before its reservation was written, which comes later:
+	// out of authz's journal, where the store was away, or, where leases were all
+	// that it needed, at authz's next exchange with the store.
 	Unreserved bool
 	// Heartbeat and IdleLimit are the model's: after how long a silent stream
 	// gets a heartbeat, and after how long it is ended. 0 never does.

@@ -59,7 +59,7 @@ type Decision struct {
 	IdleLimitMs int64 `protobuf:"varint,23,opt,name=idle_limit_ms,json=idleLimitMs,proto3" json:"idle_limit_ms,omitempty"`
 	// What is charged by the piece, by the name of the tool or unit.
 	Units map[string]int64 `protobuf:"bytes,24,rep,name=units,proto3" json:"units,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
-	// It was admitted while the store was away: authz reserves it afterwards.
+	// It went out before its reservation was written, which authz does afterwards.
 	Unreserved    bool `protobuf:"varint,25,opt,name=unreserved,proto3" json:"unreserved,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
