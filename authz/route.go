@@ -1,6 +1,7 @@
 package authz
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -186,22 +187,19 @@ func affinityOf(key domain.VirtualKey, peek *wire.Request) string {
 	return key.ID + " " + peek.PromptCacheKey
 }
 
-// sessionHeaders name a session in the requests of some clients.
-var sessionHeaders = []string{"x-session-id", "session_id"}
+// headerSession names a session in the requests of some clients. Others call it
+// session_id: Envoy drops every header with an underscore before we see it.
+const headerSession = "x-session-id"
 
 // sessionOf names the session or the end user that a request is for, as far as
 // the client says so. It is the client's word: good enough to choose among
 // channels that may all serve, and for nothing else.
 func sessionOf(key domain.VirtualKey, headers map[string]string, peek *wire.Request) string {
-	for _, name := range sessionHeaders {
-		if id := headers[name]; id != "" {
-			return key.ID + " " + id
-		}
-	}
-	if peek.Session == "" {
+	session := cmp.Or(headers[headerSession], peek.Session)
+	if session == "" {
 		return ""
 	}
-	return key.ID + " " + peek.Session
+	return key.ID + " " + session
 }
 
 // storedRef names what a provider keeps; field is where the request says so, ""
