@@ -56,11 +56,6 @@ const (
 	ReasonAuth CooldownReason = "auth"
 )
 
-// CooldownReasons lists every reason, for closed label sets.
-func CooldownReasons() []CooldownReason {
-	return []CooldownReason{ReasonRate, ReasonOverload, ReasonServer, ReasonUnanswered, ReasonQuota, ReasonAuth}
-}
-
 // TakesOut reports whether r takes a channel out until someone acts.
 func (r CooldownReason) TakesOut() bool { return r == ReasonQuota || r == ReasonAuth }
 
