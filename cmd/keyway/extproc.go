@@ -24,7 +24,8 @@ every end (access log): it sets the channel's own credential, path and body on
 the way out, reads the usage on the way back without changing a byte that is not
 its own, and settles the reservation.
 
-It is the only process that sees a provider's secret key. While the store is
+It reads the providers' secret keys, which no other process sees; but those of
+channels with egress: native are read by xds, for Envoy. While the store is
 away, settlements wait in --journal and land afterwards. At a stop it turns
 unready, lets streams run to --stop-limit, and settles what is still open.
 
@@ -44,7 +45,7 @@ the channels through Envoy's egress listener, a socket on the same machine.`,
 	cmd.Flags().StringVar(&o.JournalFile, "journal", "keyway-journal", "File for settlements that wait for the store; it must outlive the process.")
 	cmd.Flags().Int64Var(&o.JournalBytes, "journal-bytes", extproc.DefaultJournalBytes, "Largest size of the journal in bytes.")
 	cmd.Flags().StringVar(&relay, "relay", "", "Address at which Envoy calls the relay, host:port or unix:/path; empty has none.")
-	cmd.Flags().StringVar(&o.Egress, "egress", "", "Socket of Envoy's egress listener, unix:/path; the relay needs it.")
+	cmd.Flags().StringVar(&o.Egress, "egress", "", "Socket of Envoy's egress listener, unix:/path; the relay and the probes of channels need it.")
 	allFromEnvironment(cmd, map[string]string{"store": envStore})
 	return cmd
 }

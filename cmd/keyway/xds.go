@@ -30,6 +30,9 @@ tells Envoy (listeners, routes, clusters) and the services what is in force. A
 bad file is refused with every problem in the log, and the last good
 configuration serves on.
 
+The secret keys of channels with egress: native are read here, and given to
+whoever asks for them at --listen: keep that to Envoy and the services.
+
 What each node has accepted stands under /status of --metrics. At a stop it ends
 at once: its streams never drain, and everyone works on with what they have.`,
 		Example: `  keyway xds --config config.yaml --listen unix:/run/keyway/xds.sock
