@@ -29,6 +29,9 @@ const (
 	// DefaultConnectTimeout is two round trips around the world for TCP and
 	// TLS with room for one lost packet.
 	DefaultConnectTimeout = 2 * time.Second
+	// DefaultHTTP2Ping notices a peer that vanished within 40 s, which is sooner
+	// than a client gives up, and is rarer than what servers take for a flood.
+	DefaultHTTP2Ping = 30 * time.Second
 	// DefaultAnthropicVersion is the only version that Anthropic's SDKs send.
 	DefaultAnthropicVersion = "2023-06-01"
 	// DefaultWeight shares traffic evenly among channels that do not say otherwise.
@@ -154,6 +157,9 @@ func fillProvider(p *keywayv1.Provider) {
 		orDefault(&p.Http, httpAuto)
 	} else {
 		orDefault(&p.Http, http1)
+	}
+	if p.Http != http1 {
+		orDuration(&p.Http2Ping, DefaultHTTP2Ping)
 	}
 }
 

@@ -122,6 +122,7 @@ func TestParseFillsDefaults(t *testing.T) {
 	assert.Equal(t, "auto", p.Http)
 	assert.Equal(t, "1m0s", p.FirstByteLimit.AsDuration().String())
 	assert.Equal(t, "2s", p.ConnectTimeout.AsDuration().String())
+	assert.Equal(t, "30s", p.Http2Ping.AsDuration().String())
 	assert.Equal(t, "2023-06-01", p.AnthropicVersion)
 	ch := cfg.Channels[0]
 	assert.EqualValues(t, 1, ch.Weight)
@@ -137,6 +138,8 @@ func TestParseFillsDefaults(t *testing.T) {
 	full, err := config.Load("testdata/full.good.yaml")
 	require.NoError(t, err)
 	assert.Equal(t, "http1", full.Providers[1].Http, "no ALPN without TLS")
+	assert.Zero(t, full.Providers[0].Http2Ping.AsDuration(), "0s is no default")
+	assert.Nil(t, full.Providers[1].Http2Ping, "there is no HTTP/2 to ask on")
 	assert.EqualValues(t, 2048, full.Models[1].MaxOutput, "the default is clipped to the window")
 }
 

@@ -18,6 +18,8 @@ const (
 	maxFirstByteLimit = time.Hour
 	minConnectTimeout = 10 * time.Millisecond
 	maxConnectTimeout = time.Minute
+	minHTTP2Ping      = 3 * time.Second // a third is for the answer, from anywhere on earth
+	maxHTTP2Ping      = time.Hour
 	minCooldown       = 50 * time.Millisecond
 	maxCooldown       = 24 * time.Hour
 	minProbeEvery     = time.Second
@@ -70,6 +72,18 @@ func (c *checker) provider(at string, p *keywayv1.Provider) {
 		c.add(at+".http", "%s is not known; known: %s, %s, %s", quote(p.Http), httpAuto, http1, http2)
 	}
 	c.headerValue(at+".anthropic_version", p.AnthropicVersion)
+	c.http2Ping(at+".http2_ping", p)
+}
+
+// http2Ping checks how often connections are tried; 0 is never.
+func (c *checker) http2Ping(at string, p *keywayv1.Provider) {
+	switch {
+	case p.Http2Ping == nil:
+	case p.Http == http1:
+		c.add(at, "is not used with %q", http1)
+	case p.Http2Ping.AsDuration() != 0:
+		c.duration(at, p.Http2Ping, span{minHTTP2Ping, maxHTTP2Ping})
+	}
 }
 
 // transport is what a base URL says about TLS.

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"text/template"
+	"time"
 
 	"keyway/domain"
 )
@@ -38,7 +39,13 @@ func (s *stack) writeConfig(v configValues) error {
 		Rests []string
 		// Probed is the secret of the channel that is probed, wrong at first.
 		Probed string
-	}{configValues: v, Dir: s.dir, Lease: lease.String(), Rests: resting, Probed: s.probedSecret()}
+		// Lossy is the address of the lossy path.
+		Lossy     string
+		LossyPing time.Duration
+	}{
+		configValues: v, Dir: s.dir, Lease: lease.String(), Rests: resting, Probed: s.probedSecret(),
+		Lossy: s.lossy.listener.Addr().String(), LossyPing: lossyPing,
+	}
 	if err := os.WriteFile(data.Probed, []byte("sk-test-nobodys\n"), 0o600); err != nil {
 		return err
 	}
@@ -149,6 +156,12 @@ providers:
     base_url: {{(index .Faces 3).URL}}/v1
     ca_file: {{(index .Faces 3).CA}}
     first_byte_limit: 3600s
+  - name: lossy
+    dialects: [openai, anthropic]
+    base_url: https://{{.Lossy}}/v1
+    ca_file: {{(index .Faces 4).CA}}
+    first_byte_limit: 20s
+    http2_ping: {{.LossyPing}}
 channels:
 {{- range .Faces}}
   - {name: {{.Name}}, provider: {{.Name}}, secret: "file:{{.Secret}}", priority: 1, slots: 5000, models: [{name: m, upstream: m-at-{{.Name}}}, {name: only-{{.Name}}, upstream: m}, {name: m-h2}]}
@@ -192,6 +205,8 @@ channels:
   - {name: home-c, provider: c, secret: "file:{{(index .Faces 2).Secret}}", slots: 1, models: [{name: home}]}
   - {name: fall-a, provider: a, secret: "file:{{(index .Faces 0).Secret}}", cooldown: obey, models: [{name: fall}]}
   - {name: fall-b, provider: b, secret: "file:{{(index .Faces 1).Secret}}", models: [{name: fallen, upstream: m-fallen}]}
+  - {name: lossy, provider: lossy, secret: "file:{{(index .Faces 4).Secret}}", slots: 500, models: [{name: lossy}]}
+  - {name: lossy-b, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 500, models: [{name: lossy}]}
   - {name: media, provider: c, secret: "file:{{(index .Faces 2).Secret}}", slots: 500, models: [{name: ranked}, {name: spoken, upstream: tts-of-c}, {name: heard}, {name: drawn}, {name: files}]}
   - {name: media-spare, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 500, models: [{name: spoken, upstream: tts-of-b}, {name: files}]}
 {{.ExtraChannels}}
@@ -231,6 +246,7 @@ models:
         output_image: "40"
         images: [{quality: high, size: 1024x1024, price: "0.17"}, {quality: low, price: "0.01"}, {price: "0.04"}]
   - {name: files, raw: [/v1/files], prices: [{version: v1, input: "1", output: "1", tools: [{tool: call, per_call: "0.0005"}]}]}
+  - {name: lossy, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: learned, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: think-a, max_output: 64, heartbeat: 0.2s, idle_limit: 30s, early_heartbeat: true, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: think-tlsa, max_output: 64, heartbeat: 0.2s, idle_limit: 30s, early_heartbeat: true, prices: [{version: v1, input: "1", output: "1"}]}

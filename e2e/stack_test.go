@@ -51,11 +51,13 @@ type stack struct {
 	dir      string
 	config   string
 	provider *fakeprovider.Server
-	store    *store.Store
-	ledger   *ledger.Ledger
-	up       *exec.Cmd
-	output   *lockedBuffer
-	done     chan struct{}
+	// lossy is a path to the face tlsb.
+	lossy  *lossyPath
+	store  *store.Store
+	ledger *ledger.Ledger
+	up     *exec.Cmd
+	output *lockedBuffer
+	done   chan struct{}
 }
 
 // metric reads one value without labels from a service.
@@ -138,6 +140,9 @@ func newStack() (_ *stack, err error) {
 		return nil, err
 	}
 	if err = s.provider.Start(); err != nil {
+		return nil, err
+	}
+	if s.lossy, err = startLossyPath(s.provider.Face("tlsb").Addr()); err != nil {
 		return nil, err
 	}
 	if err = s.writeConfig(configValues{}); err != nil {
@@ -224,6 +229,10 @@ func (s *stack) stop() {
 			<-s.done
 		}
 		s.up = nil
+	}
+	if s.lossy != nil {
+		s.lossy.close()
+		s.lossy = nil
 	}
 	if s.provider != nil {
 		s.provider.Close()

@@ -42,6 +42,8 @@ const (
 	connWindow   = 256 << 20
 	// filterTimeout bounds one ext_authz call and one ext_proc message; the default is 200 ms.
 	filterTimeout = 5 * time.Second
+	// maxPingTimeout bounds how long a connection may be silent after a PING.
+	maxPingTimeout = 10 * time.Second
 	// systemCAs is where Debian, and the Envoy images built on it, keep the public roots.
 	systemCAs = "/etc/ssl/certs/ca-certificates.crt"
 )
@@ -79,6 +81,7 @@ func channelCluster(ch *keywayv1.Channel, p *keywayv1.Provider) (*clusterv3.Clus
 		ConnectTimeout:                p.GetConnectTimeout(),
 		CircuitBreakers:               breakers(),
 		PerConnectionBufferLimitBytes: wrapperspb.UInt32(connBuffer),
+		UpstreamConnectionOptions:     tcpKeepalive(),
 		TypedExtensionProtocolOptions: map[string]*anypb.Any{httpOptionsKey: options},
 		// Priority 1 always refuses: an upstream that does not resolve becomes
 		// a connect failure, which is retried on the next channel, instead of
@@ -175,6 +178,7 @@ func channelHTTP(ch *keywayv1.Channel, p *keywayv1.Provider, base *url.URL) (*an
 	h2 := &corev3.Http2ProtocolOptions{
 		InitialStreamWindowSize:     wrapperspb.UInt32(streamWindow),
 		InitialConnectionWindowSize: wrapperspb.UInt32(connWindow),
+		ConnectionKeepalive:         keepalive(p.GetHttp2Ping().AsDuration()),
 	}
 	version := p.GetHttp()
 	switch {
@@ -191,6 +195,32 @@ func channelHTTP(ch *keywayv1.Channel, p *keywayv1.Provider, base *url.URL) (*an
 		}}
 	}
 	return pack(options)
+}
+
+// keepalive finds connections whose peer is gone without a word: a PING each
+// interval, and the end where nothing at all comes for a third of it. An
+// interval of 0 is no PING.
+func keepalive(interval time.Duration) *corev3.KeepaliveSettings {
+	if interval == 0 {
+		return nil
+	}
+	return &corev3.KeepaliveSettings{
+		Interval: durationpb.New(interval),
+		Timeout:  durationpb.New(min(interval/3, maxPingTimeout)),
+		// Connections that were made together do not stay in step.
+		IntervalJitter: &typev3.Percent{Value: 15},
+	}
+}
+
+// tcpKeepalive finds dead connections that have no PING of their own, those of
+// HTTP/1.1, within a minute: the kernel asks after 30 s of silence, and gives up
+// when three questions go unanswered.
+func tcpKeepalive() *clusterv3.UpstreamConnectionOptions {
+	return &clusterv3.UpstreamConnectionOptions{TcpKeepalive: &corev3.TcpKeepalive{
+		KeepaliveTime:     wrapperspb.UInt32(30),
+		KeepaliveInterval: wrapperspb.UInt32(10),
+		KeepaliveProbes:   wrapperspb.UInt32(3),
+	}}
 }
 
 // channelFilters are the filters of the channel's form of egress, the verdict

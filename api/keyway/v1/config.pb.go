@@ -494,8 +494,13 @@ type Provider struct {
 	Http string `protobuf:"bytes,7,opt,name=http,proto3" json:"http,omitempty"`
 	// AnthropicVersion is sent where the client sent none; default 2023-06-01.
 	AnthropicVersion string `protobuf:"bytes,8,opt,name=anthropic_version,json=anthropicVersion,proto3" json:"anthropic_version,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Http2Ping is how often Envoy asks on each HTTP/2 connection whether the peer
+	// is there; default 30s, 3s to 1h, and 0s asks never, for servers that refuse
+	// to be asked. A connection on which nothing comes for a third of it, at most
+	// 10s, is closed, and what ran on it ends.
+	Http2Ping     *durationpb.Duration `protobuf:"bytes,9,opt,name=http2_ping,json=http2Ping,proto3" json:"http2_ping,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Provider) Reset() {
@@ -582,6 +587,13 @@ func (x *Provider) GetAnthropicVersion() string {
 		return x.AnthropicVersion
 	}
 	return ""
+}
+
+func (x *Provider) GetHttp2Ping() *durationpb.Duration {
+	if x != nil {
+		return x.Http2Ping
+	}
+	return nil
 }
 
 // Channel is one credential at one provider: one Envoy cluster, one pool.
@@ -2151,7 +2163,7 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\x05lease\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05lease\x128\n" +
 	"\n" +
 	"drain_time\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\tdrainTime\x12A\n" +
-	"\x0fkeep_stored_ids\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\rkeepStoredIds\"\xb8\x02\n" +
+	"\x0fkeep_stored_ids\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\rkeepStoredIds\"\xf2\x02\n" +
 	"\bProvider\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bdialects\x18\x02 \x03(\tR\bdialects\x12\x19\n" +
@@ -2160,7 +2172,9 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\x0fconnect_timeout\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x0econnectTimeout\x12\x17\n" +
 	"\aca_file\x18\x06 \x01(\tR\x06caFile\x12\x12\n" +
 	"\x04http\x18\a \x01(\tR\x04http\x12+\n" +
-	"\x11anthropic_version\x18\b \x01(\tR\x10anthropicVersion\"\x9d\x03\n" +
+	"\x11anthropic_version\x18\b \x01(\tR\x10anthropicVersion\x128\n" +
+	"\n" +
+	"http2_ping\x18\t \x01(\v2\x19.google.protobuf.DurationR\thttp2Ping\"\x9d\x03\n" +
 	"\aChannel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bprovider\x18\x02 \x01(\tR\bprovider\x12\x16\n" +
@@ -2367,23 +2381,24 @@ var file_keyway_v1_config_proto_depIdxs = []int32{
 	21, // 17: keyway.v1.Limits.keep_stored_ids:type_name -> google.protobuf.Duration
 	21, // 18: keyway.v1.Provider.first_byte_limit:type_name -> google.protobuf.Duration
 	21, // 19: keyway.v1.Provider.connect_timeout:type_name -> google.protobuf.Duration
-	9,  // 20: keyway.v1.Channel.models:type_name -> keyway.v1.ChannelModel
-	8,  // 21: keyway.v1.Channel.probe:type_name -> keyway.v1.Probe
-	21, // 22: keyway.v1.Probe.every:type_name -> google.protobuf.Duration
-	12, // 23: keyway.v1.Model.prices:type_name -> keyway.v1.Price
-	21, // 24: keyway.v1.Model.heartbeat:type_name -> google.protobuf.Duration
-	21, // 25: keyway.v1.Model.idle_limit:type_name -> google.protobuf.Duration
-	13, // 26: keyway.v1.Price.tools:type_name -> keyway.v1.ToolPrice
-	15, // 27: keyway.v1.Price.tiers:type_name -> keyway.v1.TierPrice
-	16, // 28: keyway.v1.Price.steps:type_name -> keyway.v1.PriceStep
-	14, // 29: keyway.v1.Price.images:type_name -> keyway.v1.ImagePrice
-	18, // 30: keyway.v1.Policy.models:type_name -> keyway.v1.ModelPolicy
-	21, // 31: keyway.v1.Policy.open_window:type_name -> google.protobuf.Duration
-	32, // [32:32] is the sub-list for method output_type
-	32, // [32:32] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	21, // 20: keyway.v1.Provider.http2_ping:type_name -> google.protobuf.Duration
+	9,  // 21: keyway.v1.Channel.models:type_name -> keyway.v1.ChannelModel
+	8,  // 22: keyway.v1.Channel.probe:type_name -> keyway.v1.Probe
+	21, // 23: keyway.v1.Probe.every:type_name -> google.protobuf.Duration
+	12, // 24: keyway.v1.Model.prices:type_name -> keyway.v1.Price
+	21, // 25: keyway.v1.Model.heartbeat:type_name -> google.protobuf.Duration
+	21, // 26: keyway.v1.Model.idle_limit:type_name -> google.protobuf.Duration
+	13, // 27: keyway.v1.Price.tools:type_name -> keyway.v1.ToolPrice
+	15, // 28: keyway.v1.Price.tiers:type_name -> keyway.v1.TierPrice
+	16, // 29: keyway.v1.Price.steps:type_name -> keyway.v1.PriceStep
+	14, // 30: keyway.v1.Price.images:type_name -> keyway.v1.ImagePrice
+	18, // 31: keyway.v1.Policy.models:type_name -> keyway.v1.ModelPolicy
+	21, // 32: keyway.v1.Policy.open_window:type_name -> google.protobuf.Duration
+	33, // [33:33] is the sub-list for method output_type
+	33, // [33:33] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_keyway_v1_config_proto_init() }
