@@ -3,6 +3,7 @@ package envoy
 import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	priorityv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/router/cluster_specifiers/priority_group/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -89,7 +90,9 @@ func ingressRoute(cfg *keywayv1.Config) (*routev3.RouteConfiguration, error) {
 // relayRoute takes what authz has marked for the relay, which watches, retries
 // and settles by itself.
 func relayRoute(cfg *keywayv1.Config) (*routev3.Route, error) {
-	unwatched, err := pack(&routev3.FilterConfig{Config: &anypb.Any{}, Disabled: true})
+	// By the time that authz says so the filter is part of the chain: only its
+	// own switch is looked at again.
+	unwatched, err := pack(&extprocv3.ExtProcPerRoute{Override: &extprocv3.ExtProcPerRoute_Disabled{Disabled: true}})
 	if err != nil {
 		return nil, err
 	}
