@@ -183,6 +183,8 @@ type Worker struct {
 
 	// resumed is true once the outbox was read; confined to drain.
 	resumed bool
+	// failing holds the operations whose last call failed.
+	failing sync.Map
 	// batch is held while records are between outbox and ledger.
 	batch sync.Mutex
 }
@@ -224,8 +226,9 @@ func (w *Worker) Run(ctx context.Context) error {
 }
 
 // call runs one call of the store or the ledger with a deadline of its own.
-// Its failure is counted under op and logged here, and becomes the state of
-// the health check called check.
+// Its failure is counted under op, becomes the state of the health check that op
+// speaks for, and is logged when the call before it did not fail: what is tried
+// again and again says so once.
 func (w *Worker) call(ctx context.Context, op operation, do func(context.Context) error) error {
 	return w.callFor(ctx, w.opts.CallLimit, op, do)
 }
@@ -240,7 +243,11 @@ func (w *Worker) callFor(ctx context.Context, limit time.Duration, op operation,
 	}
 	if err != nil {
 		w.metrics.errors.WithLabelValues(op.name).Inc()
-		w.opts.Logger.Warn("worker call failed", slog.String("operation", op.name), telemetry.Err(err))
+		if _, known := w.failing.LoadOrStore(op, struct{}{}); !known {
+			w.opts.Logger.Warn("worker call fails", slog.String("operation", op.name), telemetry.Err(err))
+		}
+	} else if _, was := w.failing.LoadAndDelete(op); was {
+		w.opts.Logger.Info("worker call succeeds again", slog.String("operation", op.name))
 	}
 	health := err
 	if errors.Is(err, domain.ErrRejected) {
