@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"errors"
 	"fmt"
 
 	"google.golang.org/protobuf/proto"
@@ -35,6 +36,9 @@ func decodeSettlement(payload []byte) (domain.Settlement, error) {
 		Decision: keywayv1.DecisionFromProto(p.GetDecision()),
 		Channel:  p.GetChannel(),
 		Record:   keywayv1.RecordFromProto(p.GetRecord()),
+	}
+	if s.Record.RequestID == "" || s.Record.RequestID != s.Decision.RequestID {
+		return domain.Settlement{}, errors.New("decode settlement: its record is of another request")
 	}
 	if made := p.GetStored(); made != nil {
 		s.Stored = domain.StoredID{Identity: s.Decision.Identity, ID: made.GetId(), Channel: made.GetChannel(), Model: made.GetModel()}

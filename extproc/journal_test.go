@@ -31,4 +31,10 @@ func TestSettlementsAreJournalledWhole(t *testing.T) {
 	require.Equal(t, s.Stored, got.Stored)
 	_, err = decodeSettlement([]byte("\xff"))
 	require.Error(t, err)
+
+	s.Record.RequestID = "another"
+	raw, err = encodeSettlement(s)
+	require.NoError(t, err)
+	_, err = decodeSettlement(raw)
+	require.ErrorContains(t, err, "of another request", "it would never land, nor let others land")
 }

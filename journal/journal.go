@@ -45,7 +45,9 @@ type Journal[T any] struct {
 
 // Open reads what an earlier process left; the folder is made. An entry cut
 // short by a crash ends the reading, because what follows cannot be told apart,
-// and is overwritten. maxBytes bounds the file. The errors are those of the disk.
+// and is overwritten. One that is whole and that the codec cannot read is another
+// program's, or a newer one's: it is an error, and stays. maxBytes bounds the
+// file. The other errors are those of the disk.
 func Open[T any](path string, maxBytes int64, codec Codec[T]) (*Journal[T], error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("make journal folder: %w", err)
@@ -55,18 +57,8 @@ func Open[T any](path string, maxBytes int64, codec Codec[T]) (*Journal[T], erro
 		return nil, fmt.Errorf("open journal: %w", err)
 	}
 	j := &Journal[T]{codec: codec, maxBytes: maxBytes, file: file}
-	reader := bufio.NewReader(file)
-	for {
-		payload, err := readPayload(reader)
-		if err != nil {
-			break
-		}
-		entry, err := codec.Decode(payload)
-		if err != nil {
-			break
-		}
-		j.queue = append(j.queue, entry)
-		j.size += headerBytes + int64(len(payload))
+	if err := j.read(); err != nil {
+		return nil, errors.Join(fmt.Errorf("read journal %s: %w", path, err), file.Close())
 	}
 	if err := file.Truncate(j.size); err != nil {
 		return nil, errors.Join(fmt.Errorf("trim journal: %w", err), file.Close())
@@ -75,6 +67,23 @@ func Open[T any](path string, maxBytes int64, codec Codec[T]) (*Journal[T], erro
 		return nil, errors.Join(fmt.Errorf("seek journal: %w", err), file.Close())
 	}
 	return j, nil
+}
+
+// read takes in the entries of the file, up to its end or a torn one.
+func (j *Journal[T]) read() error {
+	reader := bufio.NewReader(j.file)
+	for {
+		payload, err := readPayload(reader)
+		if err != nil {
+			return nil // the end, or where a crash cut the writing short
+		}
+		entry, err := j.codec.Decode(payload)
+		if err != nil {
+			return fmt.Errorf("entry %d is not one of this program's: %w", len(j.queue)+1, err)
+		}
+		j.queue = append(j.queue, entry)
+		j.size += headerBytes + int64(len(payload))
+	}
 }
 
 func readPayload(r io.Reader) ([]byte, error) {

@@ -116,3 +116,17 @@ func TestJournalRefusesWhatCannotBeRead(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, []byte("\xff\xff\xff\xff and what follows"), 0o600))
 	require.Zero(t, journalAt(t, path, 1<<20).Len())
 }
+
+// A file that belongs to another program is left as it is: its entries are money.
+func TestJournalKeepsWhatIsNotItsOwn(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "journal")
+	j := journalAt(t, path, 1<<20)
+	require.NoError(t, j.Append("one"))
+	size := fileSize(t, path)
+	other := texts
+	other.Decode = func([]byte) (string, error) { return "", errors.New("what is this") }
+	_, err := Open(path, 1<<20, other)
+	require.ErrorContains(t, err, "entry 1 is not one of this program's: what is this")
+	require.Equal(t, size, fileSize(t, path))
+}
