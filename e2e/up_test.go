@@ -2,9 +2,11 @@ package e2e
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -29,7 +31,10 @@ func startDemo(t *testing.T, dir string) *demoUp {
 	root, err := filepath.Abs("..")
 	require.NoError(t, err)
 	d := &demoUp{dir: dir, output: &lockedBuffer{}, done: make(chan struct{})}
-	d.cmd = exec.Command(binary, append([]string{"up", "--dir", dir, "--parts-dir", filepath.Join(root, ".parts")}, freePorts()...)...)
+	// With the soft limit of open files that most shells give.
+	d.cmd = exec.Command("sh", append([]string{
+		"-c", `ulimit -S -n 1024 && exec "$@"`, "sh", binary, "up", "--dir", dir, "--parts-dir", filepath.Join(root, ".parts"),
+	}, freePorts()...)...)
 	d.cmd.Stdout, d.cmd.Stderr = d.output, d.output
 	d.cmd.SysProcAttr = ownGroup()
 	require.NoError(t, d.cmd.Start())
@@ -116,6 +121,11 @@ func TestUpForANewcomer(t *testing.T) {
 	}
 	for _, name := range processNames {
 		assert.True(t, running(pids[name]), name)
+	}
+	if limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pids["envoy"])); err == nil { // where there is such a file
+		files := regexp.MustCompile(`Max open files +(\d+) +(\d+)`).FindStringSubmatch(string(limits))
+		require.Len(t, files, 3)
+		assert.Equal(t, files[2], files[1], "Envoy may open as many files as this user may")
 	}
 
 	commands := d.commands(t)
