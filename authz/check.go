@@ -213,7 +213,6 @@ func (s *Server) reserve(ctx context.Context, d *domain.Decision, t terms) (doma
 
 var (
 	errStarting       = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "The gateway is starting; try again in a second."}
-	errDraining       = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "This gateway instance is shutting down; try again."}
 	errStoreAway      = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "The gateway cannot check limits at the moment; try again in a second."}
 	errBudgetsUnknown = &domain.Error{Code: domain.CodeUnavailable, RetryAfter: time.Second, Message: "The gateway is rebuilding its budgets; try again in a second."}
 	errTooLarge       = &domain.Error{Code: domain.CodeTooLarge, NoRetry: true, Message: "The request body is larger than this gateway accepts. Send a smaller one."}

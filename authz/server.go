@@ -109,7 +109,6 @@ type Server struct {
 	journalBytes int64
 	// What is wrong for many requests is logged now and then.
 	unknown, unwritten, unlanded complaint
-	draining                     atomic.Bool
 
 	channelHealth *health
 }
@@ -165,8 +164,10 @@ func New(o Options) (*Server, error) {
 	return s, nil
 }
 
-// Run serves until ctx ends: then it turns unready, refuses new checks, lets
-// running ones end and gives back what is uncertain.
+// Run serves until ctx ends: then it turns unready, sends Envoy's connections
+// away, lets running checks end and gives back what is uncertain. A check that
+// was on its way when the stop began is served as any other: refused, it would
+// be the one that a restart fails.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.keys.close()
 	if err := s.openJournal(); err != nil {
@@ -176,7 +177,6 @@ func (s *Server) Run(ctx context.Context) error {
 	authv3.RegisterAuthorizationServer(server, s)
 	err := telemetry.ServeGRPC(ctx, telemetry.ServeGRPCOptions{
 		Server: server, Listener: s.listener, Health: s.health, StopLimit: s.stopTimeout,
-		Stopping: func() { s.draining.Store(true) },
 		Background: []func(context.Context) error{
 			func(ctx context.Context) error { s.refunds.run(ctx); return nil },
 			func(ctx context.Context) error { s.calibration.run(ctx); return nil },
@@ -239,9 +239,6 @@ func (s *Server) Check(ctx context.Context, req *authv3.CheckRequest) (*authv3.C
 
 // admit bounds the bodies in flight around the check.
 func (s *Server) admit(ctx context.Context, r Request) (Admitted, error) {
-	if s.draining.Load() {
-		return Admitted{}, errDraining
-	}
 	size := int64(len(r.Body))
 	if !s.bodies.take(size) {
 		return Admitted{}, errOverload
