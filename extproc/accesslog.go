@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"context"
 	"errors"
 	"io"
 	"time"
@@ -38,12 +39,54 @@ type logEntry struct {
 
 // StreamAccessLogs implements envoy.service.accesslog.v3.AccessLogService.
 func (s *Server) StreamAccessLogs(stream accesslogv3.AccessLogService_StreamAccessLogsServer) error {
+	ended := make(chan error, 1)
+	go func() { ended <- s.readAccessLogs(stream) }() // It ends with the stream.
+	select {
+	case err := <-ended:
+		if !errors.Is(err, io.EOF) {
+			return err
+		}
+	case <-s.quiet:
+	}
+	return stream.SendAndClose(&accesslogv3.StreamAccessLogsResponse{})
+}
+
+// A stop waits until nothing was held for quietTicks of quietTick: longer than
+// Envoy keeps an entry back.
+const (
+	quietTick  = 50 * time.Millisecond
+	quietTicks = 4
+)
+
+// awaitQuiet ends the streams of the access log once the stop has begun and
+// nothing is held here any more. By themselves they end with Envoy alone, and
+// every stop would last to its limit. Envoy goes on writing to the successor.
+func (s *Server) awaitQuiet(ctx context.Context, stopping <-chan struct{}) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-stopping:
+	}
+	tick := time.NewTicker(quietTick)
+	defer tick.Stop()
+	for still := 0; still < quietTicks; still++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if s.leases.len() > 0 {
+			still = -1
+		}
+	}
+	close(s.quiet)
+}
+
+// readAccessLogs takes in entries until the stream ends, and returns how.
+func (s *Server) readAccessLogs(stream accesslogv3.AccessLogService_StreamAccessLogsServer) error {
 	for {
 		msg, err := stream.Recv()
-		switch {
-		case errors.Is(err, io.EOF):
-			return stream.SendAndClose(&accesslogv3.StreamAccessLogsResponse{})
-		case err != nil:
+		if err != nil {
 			return err
 		}
 		for _, raw := range msg.GetHttpLogs().GetLogEntry() {

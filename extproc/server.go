@@ -96,6 +96,8 @@ type Server struct {
 	prober        *prober // nil for none
 	// watches counts streams whose settlement is still due.
 	watches sync.WaitGroup
+	// quiet is closed once the stop has begun and nothing is held any more.
+	quiet chan struct{}
 }
 
 // New makes a Server; it does no I/O.
@@ -105,7 +107,7 @@ func New(o Options) (*Server, error) {
 		health: o.Health, logger: o.Logger,
 		journalFile: o.JournalFile, journalSize: o.JournalBytes, stopTimeout: o.StopTimeout, now: o.Now,
 		leases: newLeases(o.Store, o.Logger), ends: newEnds(), recent: newRecent(),
-		calibration: newCalibration(o.Calibration),
+		calibration: newCalibration(o.Calibration), quiet: make(chan struct{}),
 	}
 	if s.journalFile == "" {
 		return nil, errors.New("extproc needs a journal file")
@@ -179,6 +181,7 @@ func (s *Server) Run(ctx context.Context) error {
 		Stopping: func() { close(stopping) },
 		Background: []func(context.Context) error{
 			func(context.Context) error { return s.runRelay(stopping) },
+			func(ctx context.Context) error { s.awaitQuiet(ctx, stopping); return nil },
 			func(ctx context.Context) error { s.leases.run(ctx); return nil },
 			func(ctx context.Context) error { s.replay(ctx); return nil },
 			func(ctx context.Context) error { s.calibration.run(ctx); return nil },
