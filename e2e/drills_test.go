@@ -41,6 +41,9 @@ func TestDrills(t *testing.T) {
 		{"the store forgets its scripts", drillFlushScripts},
 		{"configurations come under streams", drillConfig},
 		{"the region has a ceiling", drillCeiling},
+		{"two in five of many streams are left", drillLeaveMany},
+		{"authz is replaced under streams", func(t *testing.T, s *stack) { drillHandOver(t, s, "authz") }},
+		{"extproc is replaced under streams", func(t *testing.T, s *stack) { drillHandOver(t, s, "extproc") }},
 	} {
 		t.Run(drill.name, func(t *testing.T) {
 			drill.run(t, s)
