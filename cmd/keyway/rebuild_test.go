@@ -32,7 +32,7 @@ func TestAWorkerRebuildsEveryWindow(t *testing.T) {
 		Identity: "acme", AmountMicros: 1000, Source: "test", Reference: "1", At: time.Now(),
 	})
 	require.NoError(t, err)
-	runWorkerOn(t, s, book)
+	runWorkerOn(t, s, book, "w")
 
 	day := time.Now().UTC().Format(time.DateOnly)
 	decide := func(id string, micros, images int64) domain.Decision {
@@ -92,12 +92,13 @@ func TestAWorkerRebuildsEveryWindow(t *testing.T) {
 }
 
 // runWorkerOn runs a worker until the test ends.
-func runWorkerOn(t *testing.T, s *store.Store, book *ledger.Ledger) {
+func runWorkerOn(t *testing.T, s *store.Store, book *ledger.Ledger, consumer string) {
 	t.Helper()
 	w, err := worker.New(worker.Options{
-		Outbox: s, Ledger: book, Reservations: s, Stats: s, Consumer: "w", Registerer: prometheus.NewRegistry(),
+		Outbox: s, Ledger: book, Reservations: s, Stats: s, Consumer: consumer, Registerer: prometheus.NewRegistry(),
 		BudgetSums: book, Generations: s, Credits: book, CreditStore: s,
 		PollInterval: 10 * time.Millisecond, AdvanceInterval: 20 * time.Millisecond, CreditInterval: 20 * time.Millisecond,
+		SweepInterval: time.Millisecond, SweepGrace: time.Millisecond,
 	})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
