@@ -137,7 +137,7 @@ func (l *leases) renew(ctx context.Context, batch []domain.Lease) bool {
 		return false
 	}
 	for i, ok := range open {
-		if !ok && !batch[i].Unreserved {
+		if !ok {
 			l.drop(batch[i].RequestID)
 		}
 	}

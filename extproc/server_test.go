@@ -437,10 +437,6 @@ func TestLeasesAreRenewedUntilGone(t *testing.T) {
 	require.True(t, l.renew(t.Context(), batch))
 	require.Equal(t, 2, l.len(), "what is no longer open is dropped")
 	require.Empty(t, l.takeDue(time.Now().Add(firstRenewal)), "not due again so soon")
-	require.True(t, l.renew(t.Context(), []domain.Lease{{RequestID: "kept", Unreserved: true}}))
-	store.gone["kept"] = true
-	require.True(t, l.renew(t.Context(), []domain.Lease{{RequestID: "kept", Unreserved: true}}))
-	require.Equal(t, 2, l.len(), "its admission may land any moment")
 	require.Len(t, l.takeDue(time.Now().Add(2*time.Minute)), 1, "nobody came to watch the other")
 	store.fail(domain.ErrStoreDown)
 	require.False(t, l.renew(t.Context(), batch[:1]))

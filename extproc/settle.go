@@ -18,7 +18,8 @@ const storeTimeout = 3 * time.Second
 // Store is what extproc asks of the regional store.
 type Store interface {
 	Settle(ctx context.Context, s domain.Settlement) (domain.SettleResult, error)
-	// Renew keeps leases alive; false means that the request is no longer open.
+	// Renew keeps leases alive; false means that the request is no longer open. One
+	// that is Unreserved and that nobody knows yet counts as open.
 	Renew(ctx context.Context, leases []domain.Lease) ([]bool, error)
 	// MoveSlot reports false, and leaves the old slot released, when the new channel is full.
 	MoveSlot(ctx context.Context, m domain.SlotMove) (bool, error)

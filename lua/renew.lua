@@ -9,9 +9,10 @@
 -- ARGV[1] request: id.
 -- ARGV[2] lease: ms from now, 1 or more.
 -- ARGV[3] keep: ms, life of the reservation from now, a day or more.
--- Returns: 1 renewed; 0 the request is not open, nothing changed.
+-- Returns: 1 renewed; 0 the request has ended, 2 nobody knows it: nothing changed.
 -- Errors: WRONGTYPE of the reservation before any write.
-if redis.call('HGET', KEYS[1], 'state') ~= 'reserved' then return 0 end
+local state = redis.call('HGET', KEYS[1], 'state')
+if state ~= 'reserved' then return state and 0 or 2 end
 local now = redis.call('TIME')
 now = now[1] * 1000 + math.floor(now[2] / 1000)
 local lease, ends = tonumber(ARGV[2]), string.format('%.0f', now + ARGV[2])

@@ -17,6 +17,12 @@ const (
 	slotKeep   int64 = -1 // only move the end of the one that is held
 )
 
+// Answers of the renew script.
+const (
+	renewDone    = 1
+	renewUnknown = 2
+)
+
 // renewBatch is how many leases go into one pipeline.
 const renewBatch = 256
 
@@ -64,8 +70,8 @@ func readHeld(cmd *redis.Cmd) (bool, error) {
 
 // Renew keeps running requests alive: their leases, their slots and their
 // reservations. The answers are in the order of leases; false says that the
-// request is not open any more. What was lost meanwhile is taken again, even
-// over the limit: the requests do run. After an error no answer is given, and
+// request has ended, or that nobody knows one that is not Unreserved. What was lost
+// meanwhile is taken again, even over the limit: the requests do run. After an error no answer is given, and
 // some may have been renewed.
 func (s *Store) Renew(ctx context.Context, leases []domain.Lease) ([]bool, error) {
 	open := make([]bool, 0, len(leases))
@@ -113,8 +119,8 @@ func (s *Store) renewBatch(ctx context.Context, leases []domain.Lease) ([]bool, 
 			at++
 		}
 		renewed, _ := cmds[at].Int64() // the identity's answer is that of the whole
-		open[i], at = renewed == 1, ends[i]
-		if open[i] && slot == 0 {
+		open[i], at = renewed == renewDone || renewed == renewUnknown && l.Unreserved, ends[i]
+		if renewed == renewDone && slot == 0 {
 			lost = append(lost, slotCall(l.Channel, l.RequestID, l.TTL, slotAlways))
 		}
 	}

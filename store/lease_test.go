@@ -85,6 +85,30 @@ func TestARenewalGoesOverTheLimit(t *testing.T) {
 	assert.Equal(t, domain.LimitInFlight, refusal(t, s, third).Kind)
 }
 
+// Before its reservation is written, a request that went out may be renewed; after
+// its end it may not, so that nobody keeps it.
+func TestRenewalOfWhatIsNotReservedYet(t *testing.T) {
+	t.Parallel()
+	s, o := shared(t), newTenant()
+	channel := unique("channel")
+	d := o.decide(o.hold(domain.LimitInFlight, 1, 1))
+	renew := func(unreserved bool) []bool {
+		open, err := s.Renew(t.Context(), []domain.Lease{{
+			RequestID: d.RequestID, Identity: o.identity, Holds: d.Holds, Channel: channel, TTL: time.Hour, Unreserved: unreserved,
+		}})
+		require.NoError(t, err)
+		return open
+	}
+	assert.Equal(t, []bool{true}, renew(true))
+	assert.Equal(t, []bool{false}, renew(false))
+	assert.Empty(t, counters(t, s, o, channel), "nothing is taken for it")
+	require.NoError(t, s.AdmitLate(t.Context(), d))
+	assert.Equal(t, []bool{true}, renew(true))
+	_, err := s.Settle(t.Context(), ends(d, 1, 1))
+	require.NoError(t, err)
+	assert.Equal(t, []bool{false}, renew(true))
+}
+
 func TestRenewalsGoInBatches(t *testing.T) {
 	t.Parallel()
 	s := shared(t)
