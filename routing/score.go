@@ -10,8 +10,6 @@ import (
 // factors say how much each thing counts in a strategy: the exponents of a
 // product that begins with the weight.
 type factors struct {
-	// weight is 1 where weights count and 0 where they do not.
-	weight float64
 	// errors is the exponent of the share of attempts that went well.
 	errors float64
 	// speed is the exponent of the fastest time to the first byte over the channel's own.
@@ -37,13 +35,13 @@ const (
 func factorsOf(s domain.Strategy) factors {
 	switch s {
 	case domain.StrategyPriority:
-		return factors{weight: 1}
+		return factors{} // nothing but the weight
 	case domain.StrategyLatency:
-		return factors{weight: 1, errors: 2, speed: 4, load: 1, top: TopLatency}
+		return factors{errors: 2, speed: 4, load: 1, top: TopLatency}
 	case domain.StrategyCost:
-		return factors{weight: 1, errors: 2, load: 1}
+		return factors{errors: 2, load: 1}
 	}
-	return factors{weight: 1, errors: 2, speed: 0.5, thrift: 0.5, load: 1, top: TopWeighted, sticks: true}
+	return factors{errors: 2, speed: 0.5, thrift: 0.5, load: 1, top: TopWeighted, sticks: true}
 }
 
 const (
@@ -61,10 +59,7 @@ const (
 
 // score is the product of all that counts; above 0.
 func (f factors) score(o *Option, best time.Duration) float64 {
-	score := 1.0
-	if f.weight > 0 {
-		score = weightOf(o)
-	}
+	score := weightOf(o)
 	if f.errors > 0 && o.ErrorRate > 0 {
 		score *= clamp(math.Pow(1-min(o.ErrorRate, 1), f.errors))
 	}
