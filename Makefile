@@ -32,11 +32,13 @@ FUZZTIME ?= 20s
 CHAOS    ?= 5m
 DRIFTS   ?= 1000
 SILENCE  ?= 120s
+STREAMS  ?= 4000
+FOR      ?= 60s
 
-.PHONY: help up build parts test unit fuzz e2e chaos drills bench bench-store corpus lint fmt generate check ci
+.PHONY: help up build parts test unit fuzz e2e chaos drills bench bench-store bench-streams corpus lint fmt generate check ci
 
 help: ## Show what can be made.
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 up: build ## Run everything on this machine, with a demo key; Ctrl-C stops it.
 	@exec $(KEYWAY) up $(ARGS)
@@ -76,7 +78,11 @@ silence: parts ## Let providers be silent for SILENCE (120s) in real time.
 	$(TEST_ENV) $(GO) test -count=1 -timeout 60m -run '^TestCase02[13]' -v ./e2e -silence $(SILENCE)
 
 bench: parts ## Measure against bare Envoy; figures go to docs/benchmarks.md.
-	$(TEST_ENV) $(GO) test -run '^$$' -bench . -benchtime 1x -count=1 -timeout 60m ./e2e/bench
+	$(TEST_ENV) $(GO) test -run '^$$' -bench '^BenchmarkGateway$$' -benchtime 1x -count=1 -timeout 60m ./e2e/bench
+
+bench-streams: parts ## Hold STREAMS (4000) streams for FOR (60s); figures go to docs/benchmarks-streams.md.
+	ulimit -n $$(ulimit -Hn); $(TEST_ENV) $(GO) test -run '^$$' -bench '^BenchmarkStreams$$' -benchtime 1x -count=1 -timeout 90m \
+	  ./e2e/bench -streams $(STREAMS) -for $(FOR)
 
 bench-store: parts ## Measure the store alone; figures go to docs/benchmarks-store.md.
 	$(TEST_ENV) $(GO) test -run '^$$' -bench '^BenchmarkStore$$' -benchtime 1x -count=1 -timeout 30m ./store -report ../docs/benchmarks-store.md

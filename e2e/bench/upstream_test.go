@@ -18,6 +18,25 @@ const (
 	streamFirst  = 20 * time.Millisecond
 )
 
+// rhythmMark begins the words in a prompt by which a request asks for another rhythm.
+const rhythmMark = "say it every "
+
+// rhythmFormat are those words, with milliseconds and the number of chunks.
+const rhythmFormat = rhythmMark + "%d ms %d times"
+
+// rhythmOf is the rhythm that a request asks for.
+func rhythmOf(body []byte) (every time.Duration, chunks int) {
+	at := bytes.Index(body, []byte(rhythmMark))
+	var ms int
+	if at < 0 {
+		return streamEvery, streamChunks
+	}
+	if _, err := fmt.Sscanf(string(body[at:min(len(body), at+64)]), rhythmFormat, &ms, &chunks); err != nil {
+		return streamEvery, streamChunks
+	}
+	return time.Duration(ms) * time.Millisecond, chunks
+}
+
 // answerBody is an ordinary chat answer of about 1 KB.
 var answerBody = []byte(`{"id":"bench-1","object":"chat.completion","created":1767225600,"model":"bench","system_fingerprint":"fp_bench",` +
 	`"choices":[{"index":0,"message":{"role":"assistant","refusal":null,"content":"` + strings.Repeat("All is well on the river. ", 27) + `"},` +
@@ -58,7 +77,8 @@ func answerAll(conn net.Conn) error {
 			return err
 		}
 		if bytes.Contains(body.Bytes(), []byte(`"stream":true`)) {
-			err = answerStream(conn, bytes.Contains(body.Bytes(), []byte(`"include_usage":true`)))
+			every, chunks := rhythmOf(body.Bytes())
+			err = answerStream(conn, every, chunks, bytes.Contains(body.Bytes(), []byte(`"include_usage":true`)))
 		} else {
 			_, err = conn.Write(answerWhole)
 		}
@@ -69,7 +89,7 @@ func answerAll(conn net.Conn) error {
 }
 
 // answerStream sends chunks that carry the time at which they left, in Unix nanoseconds.
-func answerStream(conn net.Conn, usage bool) error {
+func answerStream(conn net.Conn, every time.Duration, chunks int, usage bool) error {
 	if _, err := io.WriteString(conn, "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"); err != nil {
 		return err
 	}
@@ -79,9 +99,9 @@ func answerStream(conn net.Conn, usage bool) error {
 		return err
 	}
 	time.Sleep(streamFirst)
-	for i := range streamChunks {
+	for i := range chunks {
 		if i > 0 {
-			time.Sleep(streamEvery)
+			time.Sleep(every)
 		}
 		stamp := stampMark + strconv.FormatInt(time.Now().UnixNano(), 10)
 		if err := send(head + `{"index":0,"delta":{"content":"` + stamp + `"},"finish_reason":null}]}` + "\n\n"); err != nil {

@@ -1,0 +1,231 @@
+package bench
+
+import (
+	"bufio"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+var (
+	liveStreams   = flag.Int("streams", 4000, "streams that BenchmarkStreams holds at once")
+	liveFor       = flag.Duration("for", time.Minute, "how long BenchmarkStreams holds them")
+	streamsReport = flag.String("report-streams", "../../docs/benchmarks-streams.md", "file that BenchmarkStreams writes; empty writes none")
+)
+
+const (
+	// liveEvery is between two chunks of a stream.
+	liveEvery = time.Second
+	// liveRate is how many streams are begun in a second.
+	liveRate = 400
+	// liveCalm passes between the last beginning and the first figure.
+	liveCalm = 3 * time.Second
+	// sampleEvery is between two looks at the memory.
+	sampleEvery = time.Second
+)
+
+// A way is a path that the streams of one measurement take.
+type way struct{ name, model string }
+
+var ways = []way{
+	{bareTarget, "bench"},
+	{"Keyway", "bench"},
+	{"with heartbeats", "beating"},
+	{"relay", "thinking"},
+	{"relay with heartbeats", "thinking-beating"},
+}
+
+// held is what a measurement of live streams showed. Memory is in bytes.
+type held struct {
+	// envoy and extproc are the memory of a process for one stream, when all
+	// had begun, and what it grew for one until the end.
+	envoy, envoyGrowth     float64
+	extproc, extprocGrowth float64
+	// cpu is in cores, by process; envoyCPU is that of the way's own Envoy,
+	// gatewayCPU of all that stands between client and provider.
+	cpu                  map[string]float64
+	envoyCPU, gatewayCPU float64
+
+	chunks   int
+	beats    float64
+	p50, p99 time.Duration
+	others   float64
+}
+
+// BenchmarkStreams holds many slow streams and writes what they cost. Every way
+// has a region of its own, so that none inherits memory of another.
+func BenchmarkStreams(b *testing.B) {
+	results := make([]held, len(ways))
+	for i, w := range ways {
+		b.Run(strings.ReplaceAll(w.name, " ", "_"), func(b *testing.B) {
+			results[i] = holdStreams(b, w)
+			b.Logf("%s: %+v", w.name, results[i])
+		})
+		if b.Failed() {
+			return
+		}
+	}
+	text := writeStreams(results)
+	b.Log("\n" + text)
+	if *streamsReport != "" {
+		require.NoError(b, os.WriteFile(*streamsReport, []byte(text), 0o644))
+	}
+}
+
+// holdStreams begins the streams one after the other, holds them, and sees each
+// end whole.
+func holdStreams(b *testing.B, w way) held {
+	b.Helper()
+	r := startRegion(b)
+	addr, envoy := r.ready.BaseURL[len("http://"):], "envoy"
+	if w.name == bareTarget {
+		addr, envoy = r.bare, procBare
+	}
+	key := r.key(b, "usual", "rates")
+	// What a process needs for its first streams is none of theirs.
+	_, err := stream(newTarget(w.name, addr, key, w.model), 2*crowd)
+	require.NoError(b, err)
+	envoyBefore, extprocBefore := resident(b, r.pids[envoy]), resident(b, r.pids["extproc"])
+
+	ramp := time.Duration(*liveStreams) * time.Second / liveRate
+	begun := time.Now()
+	from := begun.Add(ramp + liveCalm)
+	until := from.Add(*liveFor)
+	var (
+		wg    sync.WaitGroup
+		parts = make([]slow, *liveStreams)
+		errs  = make([]error, *liveStreams)
+		count atomic.Int64
+	)
+	for i := range *liveStreams {
+		wg.Go(func() {
+			time.Sleep(time.Until(begun.Add(time.Duration(i) * time.Second / liveRate)))
+			parts[i], errs[i] = holdOne(addr, key, w.model, from, until, &count)
+		})
+	}
+	time.Sleep(time.Until(from))
+	require.Equal(b, int64(*liveStreams), count.Load(), "streams that live: %v", errors.Join(errs...))
+	others := r.watchOthers(b)
+	cpuBefore, err := r.cpu()
+	require.NoError(b, err)
+	var envoys, extprocs []float64
+	for time.Now().Before(until) {
+		envoys, extprocs = append(envoys, resident(b, r.pids[envoy])), append(extprocs, resident(b, r.pids["extproc"]))
+		time.Sleep(sampleEvery)
+	}
+	cpuAfter, err := r.cpu()
+	require.NoError(b, err)
+	h := held{cpu: map[string]float64{}, others: others()}
+	for name := range cpuAfter {
+		h.cpu[name] = (cpuAfter[name] - cpuBefore[name]) / liveFor.Seconds()
+	}
+	h.envoyCPU, h.gatewayCPU = h.cpu[envoy], h.cpu[envoy]
+	if envoy != procBare {
+		for _, name := range services[1:] {
+			h.gatewayCPU += h.cpu[name]
+		}
+	}
+	wg.Wait()
+	require.NoError(b, errors.Join(errs...))
+	h.envoy, h.envoyGrowth = perStream(envoys, envoyBefore)
+	h.extproc, h.extprocGrowth = perStream(extprocs, extprocBefore)
+	var delays []time.Duration
+	for _, p := range parts {
+		delays = append(delays, p.delays...)
+		h.beats += float64(p.beats) / liveFor.Seconds()
+	}
+	h.chunks = len(delays)
+	h.p50, h.p99 = quantiles(delays)
+	return h
+}
+
+// perStream is the median of the first tenth of the samples beyond before, and
+// how far that of the last tenth is from it, for one stream.
+func perStream(samples []float64, before float64) (first, growth float64) {
+	tenth := max(len(samples)/10, 1)
+	begin := middle(samples[:tenth])
+	end := middle(samples[len(samples)-tenth:])
+	return (begin - before) / float64(*liveStreams), (end - begin) / float64(*liveStreams)
+}
+
+// slow is what one stream showed between the first figure and the last.
+type slow struct {
+	delays []time.Duration
+	beats  int
+}
+
+// holdOne runs a stream that ends of itself when until has passed. It counts
+// itself in once its first chunk has come.
+func holdOne(addr, key, model string, from, until time.Time, count *atomic.Int64) (s slow, err error) {
+	c, err := dial(addr)
+	if err != nil {
+		return s, err
+	}
+	defer c.conn.Close()
+	chunks := int(time.Until(until)/liveEvery) + 2
+	body := fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":"How is the river? Please `+rhythmFormat+`."}],"max_tokens":200,"stream":true}`,
+		model, liveEvery.Milliseconds(), chunks)
+	answer, err := c.begin(fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nhost: %s\r\nauthorization: Bearer %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s",
+		addr, key, len(body), body))
+	if err != nil {
+		return s, err
+	}
+	lines := bufio.NewReader(answer)
+	got, last := 0, ""
+	for {
+		line, err := lines.ReadString('\n')
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return s, err
+		}
+		now := time.Now()
+		counts := now.After(from) && now.Before(until)
+		if counts && strings.HasPrefix(line, ":") {
+			s.beats++
+		}
+		if _, rest, ok := strings.Cut(line, stampMark); ok {
+			if got++; got == 1 {
+				count.Add(1)
+			}
+			stamp, _, _ := strings.Cut(rest, `"`)
+			ns, err := strconv.ParseInt(stamp, 10, 64)
+			if err != nil {
+				return s, fmt.Errorf("read a chunk's time: %w", err)
+			}
+			if counts {
+				s.delays = append(s.delays, now.Sub(time.Unix(0, ns)))
+			}
+		}
+		if strings.TrimSpace(line) != "" {
+			last = strings.TrimSpace(line)
+		}
+	}
+	if got != chunks || last != "data: [DONE]" {
+		return s, fmt.Errorf("a stream of %d chunks of %d that ended with %q", got, chunks, last)
+	}
+	return s, nil
+}
+
+// resident is what a process holds in memory, in bytes.
+func resident(t testing.TB, pid int) float64 {
+	t.Helper()
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	require.NoError(t, err)
+	_, line, ok := strings.Cut(string(raw), "VmRSS:")
+	require.True(t, ok, "%s", raw)
+	kib, err := strconv.ParseFloat(strings.Fields(line)[0], 64)
+	require.NoError(t, err)
+	return kib * 1024
+}
