@@ -185,7 +185,8 @@ channels:
   - {name: spare, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 1, models: [{name: spill}]}
   - {name: think-a, provider: patient-a, secret: "file:{{(index .Faces 0).Secret}}", slots: 500, models: [{name: think-a, upstream: m-think}, {name: think-dead, upstream: m-think}, {name: think-two, upstream: m-think-first}, {name: muse-a}]}
   - {name: think-hasty, provider: hasty, secret: "file:{{(index .Faces 0).Secret}}", slots: 500, models: [{name: think-hasty, upstream: m-think}]}
-  - {name: think-b, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 500, models: [{name: think-two, upstream: m-think-second-longer}, {name: think-hasty}]}
+  - {name: think-b, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 500, models: [{name: think-two, upstream: m-think-second-longer}]}
+  - {name: think-brisk, provider: brisk-b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 500, models: [{name: think-hasty}]}
   - {name: think-tlsa, provider: patient-tlsa, secret: "file:{{(index .Faces 3).Secret}}", slots: 500, models: [{name: think-tlsa, upstream: m-think}, {name: muse-tlsa}]}
   - {name: think-tlsb, provider: tlsb, secret: "file:{{(index .Faces 4).Secret}}", slots: 500, models: [{name: muse-tlsb}]}
   - {name: silent-a, provider: a, secret: "file:{{(index .Faces 0).Secret}}", models: [{name: quiet-a, upstream: m-quiet}, {name: dead-a, upstream: m-dead}]}

@@ -31,7 +31,7 @@ func TestBalanceIsNeverOversold(t *testing.T) {
 	)
 	for range 50 {
 		wg.Go(func() {
-			d := o.decide(domain.BalanceHold(o.identity, 100), o.hold(domain.LimitRPM, 1000, 1))
+			d := o.decide(domain.BalanceHold(o.identity, 100), o.hold(domain.LimitRPM, 60, 1))
 			a, err := s.Admit(t.Context(), d)
 			if !assert.NoError(t, err) {
 				return
@@ -48,7 +48,9 @@ func TestBalanceIsNeverOversold(t *testing.T) {
 	wg.Wait()
 	require.EqualValues(t, 10, admitted.Load())
 	require.EqualValues(t, 40, refused.Load())
-	require.EqualValues(t, 10, counters(t, s, o)["rpm:key"], "a refusal takes nothing of the rate")
+	taken := counters(t, s, o)["rpm:key"]
+	require.LessOrEqual(t, taken, int64(10), "a refusal takes nothing of the rate") // one comes back each second
+	require.Positive(t, taken)
 
 	o.credit(t, s, 1250, 2)
 	for range 2 {
