@@ -1,9 +1,12 @@
 package e2e
 
 import (
+	"context"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -68,5 +71,40 @@ func TestNativeEgressFollowsItsSecret(t *testing.T) {
 	requireStatus(http.StatusBadGateway)
 	require.NoError(t, os.WriteFile(file, []byte(faceKey("c")+"\n"), 0o600))
 	requireStatus(http.StatusOK)
+	c.requireIdle(t)
+}
+
+// A channel changes its form of egress under its requests, and none of them fails:
+// those that were admitted before are of the other form.
+func TestEgressChangesItsFormUnderLoad(t *testing.T) {
+	t.Parallel()
+	s := ownStack(t)
+	c := s.caller(t, newNonce())
+	native, err := os.ReadFile(s.config)
+	require.NoError(t, err)
+	const line = "{name: native, egress: native,"
+	require.Contains(t, string(native), line)
+	other := strings.Replace(string(native), line, "{name: native, egress: ext_proc,", 1)
+	ctx, stop := context.WithCancel(t.Context())
+	var asking sync.WaitGroup
+	for range 4 {
+		asking.Go(func() {
+			for ctx.Err() == nil {
+				if got := c.ask(t, ask{model: "native"}); !assert.Equal(t, http.StatusOK, got.StatusCode, "%s", got.body) {
+					return
+				}
+			}
+		})
+	}
+	for i := range 6 {
+		content := []string{other, string(native)}[i%2]
+		before := s.metric(t, "xds", "keyway_xds_config_version")
+		require.NoError(t, os.WriteFile(s.config+".next", []byte(content), 0o600))
+		require.NoError(t, os.Rename(s.config+".next", s.config))
+		eventually(t, func() bool { return s.metric(t, "xds", "keyway_xds_config_version") > before }, patience, 20*time.Millisecond)
+		time.Sleep(50 * time.Millisecond)
+	}
+	stop()
+	asking.Wait()
 	c.requireIdle(t)
 }

@@ -36,18 +36,14 @@ var PerChannelHeaders = []string{"openai-organization", "openai-project"}
 
 // Native is what the script of native egress needs of a decision: lines that
 // hold the dialect, the path below the provider's base URL, the length of the
-// client's body, and for each patch of a native candidate "channel offset
-// delete text". It is "" when no candidate is native, and an error when a patch
-// does not fit into a line.
+// client's body, and for each patch of a candidate "channel offset delete text".
+// It is for every candidate, whatever its form: which one the channel has when the
+// attempt comes there is Envoy's to know. An error is a patch that does not fit
+// into a line.
 func Native(d domain.Decision) (string, error) {
 	var out strings.Builder
+	fmt.Fprintf(&out, "%s\n%s\n%d\n", d.API.Dialect(), d.Path, d.BodyLen)
 	for _, c := range d.Candidates {
-		if c.Egress != domain.EgressNative {
-			continue
-		}
-		if out.Len() == 0 {
-			fmt.Fprintf(&out, "%s\n%s\n%d\n", d.API.Dialect(), d.Path, d.BodyLen)
-		}
 		for _, p := range c.Patches {
 			if strings.Contains(p.Insert, "\n") || !utf8.ValidString(p.Insert) {
 				return "", fmt.Errorf("the patch at %d for channel %q is not a line of text", p.Offset, c.Channel)

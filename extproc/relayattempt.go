@@ -154,8 +154,6 @@ func aim(req *http.Request, d domain.Decision, candidate domain.Candidate) error
 	if err != nil {
 		return err
 	}
-	// Both forms go along: which of them the channel reads is Envoy's to know.
-	d.Candidates[0].Egress = domain.EgressNative
 	native, err := envoy.Native(d)
 	if err != nil {
 		return err
@@ -166,8 +164,6 @@ func aim(req *http.Request, d domain.Decision, candidate domain.Candidate) error
 	}
 	req.Header.Set(envoy.HeaderChannel, envoy.ClusterOf(candidate.Channel))
 	req.Header.Set(envoy.HeaderDecision, encoded)
-	if native != "" {
-		req.Header.Set(envoy.HeaderNative, native)
-	}
+	req.Header.Set(envoy.HeaderNative, native)
 	return nil
 }
