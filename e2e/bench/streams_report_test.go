@@ -14,7 +14,8 @@ ends whole. Each way has a region of its own, started for it; the bare Envoy is 
 same binary with the same number of workers. Memory is the resident memory of the
 process beyond what it held after its first %d streams, by the number of streams;
 growth is the difference between the last tenth of the time and the first.
-Processor time is in cores. A delay is from the provider's write to the client's
+extproc's heap grows to five times what lives before it is collected; what lives,
+heap and stacks after a collection, is told apart. Processor time is in cores. A delay is from the provider's write to the client's
 read. Heartbeats come after 0.6 s of silence, so that there is one for each chunk;
 in use they come after 14 s. Everything, provider and load generator included,
 shares the machine.
@@ -45,8 +46,10 @@ func writeStreams(results []held) string {
 	kib := func(bytes float64) float64 { return bytes / 1024 }
 	row("Envoy's memory for a stream, KiB", func(h held) float64 { return kib(h.envoy) })
 	row("extproc's memory for a stream, KiB", func(h held) float64 { return kib(h.extproc) })
+	row("extproc's live memory for a stream, KiB", func(h held) float64 { return kib(h.live) })
 	row("growth of Envoy's, KiB", func(h held) float64 { return kib(h.envoyGrowth) })
 	row("growth of extproc's, KiB", func(h held) float64 { return kib(h.extprocGrowth) })
+	row("growth of extproc's live memory, KiB", func(h held) float64 { return kib(h.liveGrowth) })
 	row("chunks/s", func(h held) float64 { return float64(h.chunks) / liveFor.Seconds() })
 	row("heartbeats/s", func(h held) float64 { return h.beats })
 	row("delay of a chunk p50, ms", func(h held) float64 { return ms(h.p50) })

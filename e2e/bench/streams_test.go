@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"strconv"
 	"strings"
@@ -48,9 +49,11 @@ var ways = []way{
 // held is what a measurement of live streams showed. Memory is in bytes.
 type held struct {
 	// envoy and extproc are the memory of a process for one stream, when all
-	// had begun, and what it grew for one until the end.
+	// had begun, and what it grew for one until the end; live is what of
+	// extproc's a collection leaves.
 	envoy, envoyGrowth     float64
 	extproc, extprocGrowth float64
+	live, liveGrowth       float64
 	// cpu is in cores, by process; envoyCPU is that of the way's own Envoy,
 	// gatewayCPU of all that stands between client and provider.
 	cpu                  map[string]float64
@@ -95,6 +98,7 @@ func holdStreams(b *testing.B, w way) held {
 	// What a process needs for its first streams is none of theirs.
 	_, err := stream(newTarget(w.name, addr, key, w.model), 2*crowd)
 	require.NoError(b, err)
+	liveBefore := r.live(b)
 	envoyBefore, extprocBefore := resident(b, r.pids[envoy]), resident(b, r.pids["extproc"])
 
 	ramp := time.Duration(*liveStreams) * time.Second / liveRate
@@ -115,6 +119,7 @@ func holdStreams(b *testing.B, w way) held {
 	}
 	time.Sleep(time.Until(from))
 	require.Equal(b, int64(*liveStreams), count.Load(), "streams that live: %v", errors.Join(errs...))
+	liveFirst := r.live(b)
 	others := r.watchOthers(b)
 	cpuBefore, err := r.cpu()
 	require.NoError(b, err)
@@ -126,6 +131,7 @@ func holdStreams(b *testing.B, w way) held {
 	cpuAfter, err := r.cpu()
 	require.NoError(b, err)
 	h := held{cpu: map[string]float64{}, others: others()}
+	h.live, h.liveGrowth = (liveFirst-liveBefore)/float64(*liveStreams), (r.live(b)-liveFirst)/float64(*liveStreams)
 	for name := range cpuAfter {
 		h.cpu[name] = (cpuAfter[name] - cpuBefore[name]) / liveFor.Seconds()
 	}
@@ -216,6 +222,37 @@ func holdOne(addr, key, model string, from, until time.Time, count *atomic.Int64
 		return s, fmt.Errorf("a stream of %d chunks of %d that ended with %q", got, chunks, last)
 	}
 	return s, nil
+}
+
+// live is what extproc's heap and stacks hold after a collection, in bytes.
+func (r *region) live(t testing.TB) float64 {
+	t.Helper()
+	metrics := r.ready.Services["extproc"].MetricsURL
+	base, _, _ := strings.Cut(metrics, "/metrics")
+	get(t, base+"/debug/pprof/heap?gc=1")
+	text := get(t, metrics)
+	var sum float64
+	for _, name := range []string{"go_memstats_heap_alloc_bytes", "go_memstats_stack_inuse_bytes"} {
+		_, line, ok := strings.Cut(text, "\n"+name+" ")
+		require.True(t, ok, name)
+		value, err := strconv.ParseFloat(strings.Fields(line)[0], 64)
+		require.NoError(t, err)
+		sum += value
+	}
+	return sum
+}
+
+func get(t testing.TB, url string) string {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
+	require.NoError(t, err)
+	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, resp.StatusCode, url)
+	return string(raw)
 }
 
 // resident is what a process holds in memory, in bytes.
