@@ -32,10 +32,11 @@ FUZZTIME ?= 20s
 CHAOS    ?= 5m
 DRIFTS   ?= 1000
 SILENCE  ?= 120s
+SOAK     ?= 10m
 STREAMS  ?= 4000
 FOR      ?= 60s
 
-.PHONY: help up build parts test unit fuzz e2e chaos drills bench bench-store bench-streams corpus lint fmt generate check ci
+.PHONY: help up build parts test unit fuzz e2e chaos drills soak bench bench-store bench-streams corpus lint fmt generate check ci
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,8 +75,12 @@ chaos: parts ## Run the chaos test for CHAOS (5m).
 
 drills: parts ## End DRIFTS (1000) requests in each way, kills included; nothing may drift.
 	$(TEST_ENV) $(GO) test -count=1 -timeout 30m -run '^(TestCase050|TestDrills)$$' -v ./e2e -drifts $(DRIFTS)
+
 silence: parts ## Let providers be silent for SILENCE (120s) in real time.
 	$(TEST_ENV) $(GO) test -count=1 -timeout 60m -run '^TestCase02[13]' -v ./e2e -silence $(SILENCE)
+
+soak: parts ## Send a mixed load for SOAK (10m; slopes are judged from 5m); no process may grow.
+	$(TEST_ENV) $(GO) test -count=1 -timeout 0 -run '^TestCase097Soak$$' -v ./e2e -soak $(SOAK)
 
 bench: parts ## Measure against bare Envoy; figures go to docs/benchmarks.md.
 	$(TEST_ENV) $(GO) test -run '^$$' -bench '^BenchmarkGateway$$' -benchtime 1x -count=1 -timeout 60m ./e2e/bench
