@@ -1,5 +1,5 @@
 // Package fakeprovider is a scripted upstream: it speaks the chat, completions,
-// responses (stored ones too), messages, embeddings, rerank, audio and images
+// responses (stored and background ones too), messages, embeddings, rerank, audio and images
 // operations as a provider does, answers anything under /files, breaks where a script tells it to, and records what it received and
 // when its peer left.
 //

@@ -58,7 +58,7 @@ func (x *exchange) run() End {
 	}
 	x.entry.update(func(rec *Record) { rec.Model, rec.Stream, rec.Script = parsed.model, parsed.stream, source })
 	a := render(parsed, &s)
-	if parsed.op == opResponses && a.status == http.StatusOK && !parsed.transient {
+	if parsed.op == opResponses && a.status == http.StatusOK && !parsed.transient && !s.Forgets {
 		x.face.keep(parsed, s)
 	}
 	return x.play(parsed, a, &s)

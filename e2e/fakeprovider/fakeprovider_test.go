@@ -227,6 +227,37 @@ func TestResponses(t *testing.T) {
 	}
 }
 
+func TestBackgroundResponses(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	url := s.Face("a").URL() + "/v1/responses"
+	made := func(script string) (id string) {
+		got := decode(t, string(post(t, url, `{"model":"m","background":true,"input":"[[fake:`+strings.ReplaceAll(script, `"`, `\"`)+`]]"}`).body))
+		require.Equal(t, "queued", got["status"])
+		require.Nil(t, got["usage"])
+		return got["id"].(string)
+	}
+	asked := func(id string) any {
+		resp, err := client(t).Get(url + "/" + id)
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		raw, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		if resp.StatusCode != http.StatusOK {
+			return resp.StatusCode
+		}
+		return decode(t, string(raw))["status"]
+	}
+	id := made(`{"pending_polls":2}`)
+	assert.Equal(t, []any{"in_progress", "in_progress", "completed"}, []any{asked(id), asked(id), asked(id)})
+	assert.Equal(t, "completed", decode(t, string(post(t, url+"/"+id+"/cancel", ``).body))["status"], "too late")
+	id = made(`{"pending_ms":60000}`)
+	assert.Equal(t, "in_progress", asked(id))
+	assert.Equal(t, "cancelled", decode(t, string(post(t, url+"/"+id+"/cancel", ``).body))["status"])
+	assert.Equal(t, "cancelled", asked(id))
+	assert.Equal(t, http.StatusNotFound, asked(made(`{"forgets":true}`)))
+}
+
 func TestMessages(t *testing.T) {
 	t.Parallel()
 	s := start(t)

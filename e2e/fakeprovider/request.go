@@ -99,6 +99,8 @@ type call struct {
 	format string
 	// transient: the response is not to be stored.
 	transient bool
+	// background: the response is made when its request is over.
+	background bool
 }
 
 // responseID names the response that c makes.
@@ -135,6 +137,7 @@ type requestBody struct {
 	Documents      []json.RawMessage `json:"documents"`
 	StreamFormat   string            `json:"stream_format"`
 	Store          *bool             `json:"store"`
+	Background     json.RawMessage   `json:"background"`
 }
 
 type turn struct {
@@ -156,6 +159,7 @@ func parseCall(op operation, raw []byte) (*call, error) {
 		includeUsage: b.StreamOptions.IncludeUsage,
 		dimensions:   b.Dimensions, base64: b.EncodingFormat == "base64",
 		documents: len(b.Documents), transient: b.Store != nil && !*b.Store,
+		background: op == opResponses && string(b.Background) == "true",
 	}
 	if op == opSpeech {
 		c.stream = b.StreamFormat == "sse"

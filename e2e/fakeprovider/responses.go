@@ -9,6 +9,9 @@ import (
 // responses renders a Responses answer.
 func (r *rendering) responses() [][]byte {
 	if !r.c.stream {
+		if r.c.background {
+			return [][]byte{[]byte(r.response("queued"))}
+		}
 		return [][]byte{[]byte(r.response(r.finalStatus()))}
 	}
 	st := &responseStream{r: r}
@@ -105,7 +108,8 @@ func (r *rendering) toolItemJSON(status string) string {
 // response is the response object in a given status.
 func (r *rendering) response(status string) string {
 	output, usage, errorJSON, details := "", "null", "null", "null"
-	if status != "in_progress" {
+	ended := status != "in_progress" && status != "queued"
+	if ended {
 		output = r.messageItemJSON("completed")
 		if r.tool != "" {
 			output = r.toolItemJSON("completed")
@@ -114,8 +118,8 @@ func (r *rendering) response(status string) string {
 	early := r.s.UsageForm == UsageEarly
 	switch {
 	case r.s.UsageForm == UsageNone:
-	case early && r.c.stream && status != "in_progress":
-	case status != "in_progress", early:
+	case early && r.c.stream && ended:
+	case ended, early:
 		usage = r.report(r.usage)
 	}
 	switch status {
@@ -125,7 +129,7 @@ func (r *rendering) response(status string) string {
 		details = `{"reason":` + quote(r.incompleteReason()) + `}`
 	}
 	return `{"id":"` + r.c.responseID() + `","object":"response","created_at":` + created +
-		`,"status":"` + status + `","background":false,"error":` + errorJSON + `,"incomplete_details":` + details +
+		`,"status":"` + status + `","background":` + strconv.FormatBool(r.c.background) + `,"error":` + errorJSON + `,"incomplete_details":` + details +
 		`,"instructions":null,"max_output_tokens":null,"model":` + r.model +
 		`,"output":[` + output + `],"parallel_tool_calls":true,"previous_response_id":null,"store":true` +
 		`,"temperature":1.0,"text":{"format":{"type":"text"}},"tool_choice":"auto","tools":[],"top_p":1.0` +

@@ -78,6 +78,12 @@ type Script struct {
 	// ContentLength is "" (a body has it, a stream has not), "set", "none" or
 	// "long": 10 bytes more than are sent.
 	ContentLength string `json:"content_length,omitempty"`
+	// PendingPolls is how many GETs find a response in the background not ended,
+	// PendingMs for how long they do; it ends when both are over.
+	PendingPolls int `json:"pending_polls,omitempty"`
+	PendingMs    int `json:"pending_ms,omitempty"`
+	// Forgets does not store the response: its id is unknown at once.
+	Forgets bool `json:"forgets,omitempty"`
 	// EchoBody answers with x-fake-body-sha256, the digest of what was received.
 	EchoBody bool `json:"echo_body,omitempty"`
 

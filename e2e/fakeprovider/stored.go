@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // maxKept is how many responses a face stores; the oldest go first.
@@ -14,6 +15,35 @@ const maxKept = 2000
 type kept struct {
 	call   call
 	script Script
+	// pending is nil for one that was not made in the background.
+	pending *pending
+}
+
+// pending is a response that is made in the background.
+type pending struct {
+	polls     int
+	ends      time.Time
+	cancelled bool
+}
+
+// standing is the status of a response after act, "" once it has ended by
+// itself. A caller without an act is one who polls.
+func (p *pending) standing(act string) string {
+	switch {
+	case p == nil:
+		return ""
+	case p.cancelled:
+		return "cancelled"
+	case p.polls <= 0 && !time.Now().Before(p.ends):
+		return ""
+	case act == "cancel":
+		p.cancelled = true
+		return "cancelled"
+	case act != "":
+		return "in_progress"
+	}
+	p.polls--
+	return "in_progress"
 }
 
 // keep stores the response of c. The id that it answered with names it.
@@ -23,7 +53,11 @@ func (f *Face) keep(c *call, s Script) {
 	if f.kept == nil {
 		f.kept = map[string]kept{}
 	}
-	f.kept[c.responseID()] = kept{call: *c, script: s}
+	k := kept{call: *c, script: s}
+	if c.background {
+		k.pending = &pending{polls: s.PendingPolls, ends: time.Now().Add(time.Duration(s.PendingMs) * time.Millisecond)}
+	}
+	f.kept[c.responseID()] = k
 	f.keptIDs = append(f.keptIDs, c.responseID())
 	if len(f.keptIDs) > maxKept {
 		delete(f.kept, f.keptIDs[0])
@@ -31,11 +65,12 @@ func (f *Face) keep(c *call, s Script) {
 	}
 }
 
-func (f *Face) recall(id string) (kept, bool) {
+// recall finds a stored response and its status after act.
+func (f *Face) recall(id, act string) (k kept, status string, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	k, ok := f.kept[id]
-	return k, ok
+	k, ok = f.kept[id]
+	return k, k.pending.standing(act), ok
 }
 
 func (f *Face) forget(id string) {
@@ -49,7 +84,7 @@ func (f *Face) forget(id string) {
 func (x *exchange) playStored(c *call, raw []byte) End {
 	_, rest, _ := strings.Cut(x.r.URL.Path, "/responses/")
 	id, action, _ := strings.Cut(rest, "/")
-	k, ok := x.face.recall(id)
+	k, status, ok := x.face.recall(id, action)
 	if !ok {
 		return x.play(c, failures["model_not_found"].withMessage("Response with id '"+id+"' not found.").answer(c), &Script{})
 	}
@@ -62,6 +97,10 @@ func (x *exchange) playStored(c *call, raw []byte) End {
 	k.call.stream = asked.Stream || x.r.URL.Query().Get("stream") == "true"
 	switch request := x.r.Method + " " + action; request {
 	case "GET ":
+		if status != "" && !k.call.stream {
+			return x.play(c, body(newRendering(&k.call, &k.script).response(status)), &Script{})
+		}
+		k.call.background = false // it is not queued again
 		a := render(&k.call, &k.script)
 		if after, err := strconv.Atoi(x.r.URL.Query().Get("starting_after")); err == nil && k.call.stream {
 			a.frames = a.frames[min(after+1, len(a.frames)):]
@@ -71,6 +110,9 @@ func (x *exchange) playStored(c *call, raw []byte) End {
 		x.face.forget(id)
 		return x.play(c, body(`{"id":"`+id+`","object":"response.deleted","deleted":true}`), &Script{})
 	case "POST cancel":
+		if k.pending != nil && status == "" {
+			return x.play(c, body(newRendering(&k.call, &k.script).response("completed")), &Script{})
+		}
 		return x.play(c, body(newRendering(&k.call, &k.script).response("cancelled")), &Script{})
 	case "GET input_items":
 		return x.play(c, body(`{"object":"list","data":[{"id":"msg_in","type":"message","role":"user","status":"completed","content":[{"type":"input_text","text":`+
