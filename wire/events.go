@@ -75,7 +75,7 @@ func (w *Watcher) responsesEvent(name []byte) {
 	default:
 		return
 	}
-	w.result.Terminal = true
+	w.result.Terminal, w.result.Unfinished = true, false
 	w.items.end()
 	w.use(w.raw(slotUsage))
 }
@@ -97,6 +97,10 @@ func (w *Watcher) identify() {
 	w.take(&w.result.ModelServed, slotModel)
 	w.take(&w.result.ModelServed, slotFallback)
 	w.take(&w.result.ServiceTier, slotTier)
+	if w.opts.API == domain.APIResponses && w.scan.slots[slotStatus].kind == '"' {
+		w.result.Unfinished = w.is(slotStatus, "queued") || w.is(slotStatus, "in_progress")
+		w.result.Cancelled = w.is(slotStatus, "cancelled")
+	}
 }
 
 // use takes a usage object: the last one wins, field by field.

@@ -86,6 +86,11 @@ type Result struct {
 	// Failed is true when the answer reported an error or a failed response.
 	Failed bool
 	Error  StreamError
+	// Unfinished is true when the last status of a Responses answer says that the
+	// provider still works on it: "queued" or "in_progress".
+	Unfinished bool
+	// Cancelled is true when that status is "cancelled".
+	Cancelled bool
 	// Incomplete is why a Responses answer stopped early, such as
 	// "max_output_tokens"; it is no failure.
 	Incomplete string
