@@ -86,12 +86,12 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	if err != nil {
 		return Admitted{}, err
 	}
-	if peek.Background {
-		return Admitted{}, errBackground
-	}
 	model, ok := resolve(snap, key, peek.Model)
 	if !ok || op.api.IsRaw() != model.PassesRaw() {
 		return Admitted{}, op.unknown(peek.Model)
+	}
+	if peek.Background && (op.api != domain.APIResponses || model.Background != domain.BackgroundPoll) {
+		return Admitted{}, errBackground
 	}
 	a := ask{snap: snap, key: key, api: op.api, model: model, affinity: affinityOf(key, peek), session: sessionOf(key, r.Headers, peek), stored: made}
 	if a.pinned, err = s.pinned(ctx, a, peek); err != nil {
@@ -104,7 +104,7 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	z := sizing{snap, key, peek, way.models(), r.Body}
 	d, terms := s.decide(z)
 	d.RequestID, d.API, d.BodyLen, d.Route = r.ID, op.api, int64(len(r.Body)), way.standings
-	d.Path = op.target(r)
+	d.Path, d.Background = op.target(r), peek.Background
 	if peek.Model != d.Model {
 		d.Asked = peek.Model
 	}
@@ -128,7 +128,9 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	if terms.inject > 0 {
 		headers = append(headers, wire.Header{Name: headerOutputCap, Value: strconv.FormatInt(terms.inject, 10)})
 	}
-	return Admitted{Decision: d, Headers: headers, Relay: model.EarlyHeartbeat && peek.Stream && op.api.Streams()}, nil
+	// What is made in the background begins to answer at once, and must not be made twice.
+	relay := model.EarlyHeartbeat && peek.Stream && !peek.Background && op.api.Streams()
+	return Admitted{Decision: d, Headers: headers, Relay: relay}, nil
 }
 
 // checkHeaders refuses what could not be passed on as it is meant.
@@ -224,7 +226,7 @@ var (
 // answer passes here that could tell how much.
 var errBackground = &domain.Error{
 	Code: domain.CodeInvalidRequest, Param: "background", NoRetry: true,
-	Message: "This gateway does not take responses in the background. Send the request without background, as a stream if it may take long.",
+	Message: "This gateway does not take responses of this model in the background. Send the request without background, as a stream if it may take long.",
 }
 
 // maxRetryAfter caps what a client is told to wait: some SDKs wait as long as they are told.

@@ -179,6 +179,7 @@ func fillModel(m *keywayv1.Model) {
 	}
 	orDefault(&m.Strategy, string(domain.StrategyWeighted))
 	orDefault(&m.State, string(domain.ModelActive))
+	orDefault(&m.Background, string(domain.BackgroundRefuse))
 	orDuration(&m.Heartbeat, DefaultHeartbeat)
 	orDuration(&m.IdleLimit, DefaultIdleLimit)
 	for _, p := range m.Prices {

@@ -199,6 +199,7 @@ func compileModels(cfg *keywayv1.Config) map[string]domain.Model {
 			IdleLimit: m.IdleLimit.AsDuration(),
 
 			EarlyHeartbeat: m.EarlyHeartbeat,
+			Background:     domain.Background(m.Background),
 		}
 	}
 	return out

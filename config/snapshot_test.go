@@ -47,7 +47,7 @@ func TestCompile(t *testing.T) {
 		Models: map[string]domain.Model{
 			"team/model:latest": {
 				Name: "team/model:latest", ContextWindow: 200_000, MaxOutput: 8192, HiddenPromptFloor: 20_000, Class: "team/model:latest",
-				Heartbeat: 10 * time.Second, IdleLimit: 15 * time.Minute, EarlyHeartbeat: true,
+				Heartbeat: 10 * time.Second, IdleLimit: 15 * time.Minute, EarlyHeartbeat: true, Background: domain.BackgroundPoll,
 				Price: domain.Price{
 					Version: "2", Input: 2_500_000, CacheRead: 250_000, CacheWrite: 3_125_000, Output: 12_000_001,
 					Special: []domain.PartRate{
@@ -82,7 +82,7 @@ func TestCompile(t *testing.T) {
 			},
 			"small": {
 				Name: "small", ContextWindow: 2048, MaxOutput: 2048, HiddenPromptFloor: 2048, Class: "small",
-				Heartbeat: 14 * time.Second, IdleLimit: 10 * time.Minute,
+				Heartbeat: 14 * time.Second, IdleLimit: 10 * time.Minute, Background: domain.BackgroundRefuse,
 				Price: domain.Price{Version: "1"}, Channels: []string{"vendor-a", "plain-a"},
 				Strategy: domain.StrategyWeighted, State: domain.ModelActive, Raw: []string{"/v1/files", "/v1/files/tmp"},
 			},

@@ -227,6 +227,9 @@ func (c *checker) model(at string, m *keywayv1.Model) {
 	}
 	c.duration(at+".heartbeat", m.Heartbeat, span{minHeartbeat, maxHeartbeat})
 	c.duration(at+".idle_limit", m.IdleLimit, span{minIdleLimit, maxIdleLimit})
+	if !domain.Background(m.Background).Valid() {
+		c.add(at+".background", "%s is not known; known: %s and %s", quote(m.Background), domain.BackgroundRefuse, domain.BackgroundPoll)
+	}
 	if len(m.Prices) == 0 {
 		c.add(at+".prices", "is missing; a model has at least one price version")
 	}

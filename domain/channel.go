@@ -89,6 +89,19 @@ const (
 // Valid reports whether e is a known form.
 func (e Egress) Valid() bool { return e == EgressExtProc || e == EgressNative }
 
+// Background is what becomes of a request for a response in the background.
+type Background string
+
+const (
+	// BackgroundRefuse answers it with an error. It is the default.
+	BackgroundRefuse Background = "refuse"
+	// BackgroundPoll lets it through and asks the provider until the response has ended.
+	BackgroundPoll Background = "poll"
+)
+
+// Valid reports whether b is a known form.
+func (b Background) Valid() bool { return b == BackgroundRefuse || b == BackgroundPoll }
+
 // Model is what clients name.
 type Model struct {
 	Name string
@@ -105,6 +118,8 @@ type Model struct {
 	IdleLimit time.Duration
 	// EarlyHeartbeat: streams go through the relay.
 	EarlyHeartbeat bool
+	// Background is what becomes of requests for responses in the background.
+	Background Background
 	// Price is the version in force.
 	Price Price
 	// Images are prices of one image each, the first that fits counts; see

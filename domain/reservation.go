@@ -82,6 +82,9 @@ type Decision struct {
 	// out of authz's journal, where the store was away, or, where leases were all
 	// that it needed, at authz's next exchange with the store.
 	Unreserved bool
+	// Background: the response is made in the background, and goes on, and costs,
+	// when its request is over.
+	Background bool
 	// Heartbeat and IdleLimit are the model's: after how long a silent stream
 	// gets a heartbeat, and after how long it is ended. 0 never does.
 	Heartbeat time.Duration

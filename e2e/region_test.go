@@ -191,6 +191,7 @@ channels:
   - {name: think-tlsb, provider: tlsb, secret: "file:{{(index .Faces 4).Secret}}", slots: 500, models: [{name: muse-tlsb}]}
   - {name: silent-a, provider: a, secret: "file:{{(index .Faces 0).Secret}}", models: [{name: quiet-a, upstream: m-quiet}, {name: dead-a, upstream: m-dead}]}
   - {name: silent-tlsa, provider: tlsa, secret: "file:{{(index .Faces 3).Secret}}", models: [{name: quiet-tlsa, upstream: m-quiet}, {name: dead-tlsa, upstream: m-dead}]}
+  - {name: later, provider: a, secret: "file:{{(index .Faces 0).Secret}}", slots: 500, models: [{name: later, upstream: m-later}]}
   - {name: native, egress: native, provider: c, secret: "file:{{.Dir}}/native.sk", models: [{name: native, upstream: m-native}]}
   - {name: priced, provider: c, secret: "file:{{(index .Faces 2).Secret}}", models: [{name: priced}]}
   - {name: probed, provider: c, secret: "file:{{.Probed}}", cooldown: obey, probe: {path: /files, every: 1s}, models: [{name: probed}]}
@@ -223,7 +224,8 @@ models:
 {{- end}}
   - {name: m, context_window: 200000, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: m-h2, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
-  - {name: native, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: native, max_output: 64, background: poll, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: later, max_output: 64, background: poll, early_heartbeat: true, prices: [{version: v1, input: "1", output: "2"}]}
   - {name: two, max_output: 64, prices: [{version: v1, input: "2", cache_read: "0.2", output: "8"}]}
   - {name: m-silent, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: m-slow, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}

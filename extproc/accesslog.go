@@ -183,8 +183,9 @@ func (s *Server) ended(entry logEntry) {
 		s.settleEntry(entry)
 		return
 	}
-	if entry.clean {
-		// The watch side of another replica saw it to its end.
+	if entry.clean || (entry.decision.Background && entry.status < 400) {
+		// The watch side of another replica saw it to its end, or follows what goes
+		// on in the background.
 		return
 	}
 	time.AfterFunc(unwatchedDelay, func() {

@@ -55,6 +55,9 @@ func (s *Server) plan(ctx context.Context, a attempt) (egressPlan, error) {
 	if !ok || candidate.Channel != a.channel {
 		return egressPlan{}, fmt.Errorf("attempt %d went to channel %q, which the decision does not name there", a.number, a.channel)
 	}
+	if a.decision.Background && s.background == nil {
+		return egressPlan{}, errNoBackground
+	}
 	channel, err := s.channels.find(ctx, channelAt{a.channel, a.baseURL})
 	if err != nil {
 		return egressPlan{}, err

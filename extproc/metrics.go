@@ -23,6 +23,7 @@ type metrics struct {
 	lost          prometheus.Counter
 	heartbeats    prometheus.Counter
 	idleEnds      prometheus.Counter
+	background    prometheus.Gauge
 }
 
 func newMetrics(r prometheus.Registerer, inFlight, journal func() float64) *metrics {
@@ -86,8 +87,12 @@ func newMetrics(r prometheus.Registerer, inFlight, journal func() float64) *metr
 			Name: "keyway_extproc_idle_ends_total",
 			Help: "Answers that were ended because their upstream had sent nothing for idle_limit.",
 		}),
+		background: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "keyway_extproc_background_responses",
+			Help: "Responses in the background that this instance follows until they have ended.",
+		}),
 	}
-	r.MustRegister(m.heartbeats, m.idleEnds, m.requests, m.settlements, m.answers, m.cooldowns, m.probeUp, m.tokens, m.costMicros, m.unpricedTiers, m.ttft, m.added, m.estimateRatio, m.lost,
+	r.MustRegister(m.background, m.heartbeats, m.idleEnds, m.requests, m.settlements, m.answers, m.cooldowns, m.probeUp, m.tokens, m.costMicros, m.unpricedTiers, m.ttft, m.added, m.estimateRatio, m.lost,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "keyway_extproc_in_flight",
 			Help: "Requests whose holds this instance keeps alive.",

@@ -51,8 +51,9 @@ type Options struct {
 	Listener net.Listener
 	// Relay is where Envoy calls the relay; nil has none. The Server closes it.
 	Relay net.Listener
-	// Egress is where the relay and the probes call channels, "unix:/path"; without
-	// it there are neither. Probes is mandatory with it.
+	// Egress is where the relay and the probes call channels, and where is asked for
+	// responses in the background, "unix:/path"; without it there is none of these.
+	// Probes is mandatory with it.
 	Egress     string
 	Health     *telemetry.Health
 	Registerer prometheus.Registerer
@@ -93,7 +94,8 @@ type Server struct {
 	evidence      *evidence
 	relay         *relay // nil for none
 	relayListener net.Listener
-	prober        *prober // nil for none
+	prober        *prober     // nil for none
+	background    *background // nil for none
 	// watches counts streams whose settlement is still due.
 	watches sync.WaitGroup
 	// quiet is closed once the stop has begun and nothing is held any more.
@@ -148,6 +150,7 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("make client of channels: %w", err)
 	}
 	s.prober = &prober{store: o.Probes, egress: egress, config: o.Config, evidence: s.evidence, metrics: s.metrics, logger: s.logger}
+	s.background = newBackground(egress)
 	if o.Relay != nil {
 		s.relay, s.relayListener = &relay{server: s, egress: egress, bodies: semaphore.NewWeighted(relayBodies)}, o.Relay
 	}
@@ -189,6 +192,12 @@ func (s *Server) Run(ctx context.Context) error {
 			func(ctx context.Context) error {
 				if s.prober != nil {
 					s.prober.run(ctx)
+				}
+				return nil
+			},
+			func(ctx context.Context) error {
+				if s.background != nil {
+					s.background.run(ctx)
 				}
 				return nil
 			},

@@ -68,6 +68,8 @@ type watch struct {
 	unkept domain.StoredID
 	// served: it has been reported that the channel works.
 	served bool
+	// lost: it went on in the background, and nobody can tell how it ended.
+	lost bool
 }
 
 // begin reads the head of a response and says what to do with it. What is not
@@ -266,11 +268,18 @@ func (w *watch) end() {
 		return
 	}
 	result := w.watcher.Result()
+	if w.goesOn(result) {
+		w.follow(result.UpstreamID)
+		return
+	}
 	channel, evidence := w.slotHolder(), w.server.evidence
 	switch {
 	case result.Failed:
 		evidence.failed(channel, wire.Failure{Status: w.answer.status, Headers: w.answer.waitHeaders(), Error: result.Error})
 		w.settle(domain.OutcomeFailed)
+	case result.Cancelled:
+		w.praise()
+		w.settle(domain.OutcomeCancelled)
 	case result.Terminal, w.finished && !w.broken && (w.compressed() || !w.isStream()):
 		// On a cut stream that had its end marker only the closing was not waited for.
 		w.praise()
@@ -393,6 +402,8 @@ func (w *watch) use(r *domain.UsageRecord) {
 		r.Usage, r.Source = result.Usage, domain.SourceUpstream
 	case r.Outcome == domain.OutcomeFailed:
 		// A failed attempt's text is not output, and costs nothing.
+	case w.lost:
+		r.Usage = domain.Usage{InputUncached: w.decision.PromptTokens, Output: w.decision.OutputCap}
 	case w.compressed():
 		r.Usage = domain.Usage{InputUncached: w.decision.PromptTokens, Output: min(w.forwarded/bytesPerToken, max(w.decision.OutputCap, 1))}
 	default:

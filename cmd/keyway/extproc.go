@@ -31,7 +31,9 @@ unready, lets streams run to --stop-limit, and settles what is still open.
 
 With --relay and --egress it also answers streams of models that have
 early_heartbeat: it sends heartbeats before a provider has answered, and calls
-the channels through Envoy's egress listener, a socket on the same machine.`,
+the channels through Envoy's egress listener, a socket on the same machine. With
+--egress it follows responses in the background, for models that have background:
+poll, until they have ended.`,
 		Example: `  keyway extproc --listen unix:/run/keyway/extproc.sock --journal /var/lib/keyway/journal
   keyway extproc --listen unix:/run/keyway/extproc.sock --journal /var/lib/keyway/journal \
     --relay unix:/run/keyway/relay.sock --egress unix:/run/keyway/egress.sock
@@ -45,7 +47,7 @@ the channels through Envoy's egress listener, a socket on the same machine.`,
 	cmd.Flags().StringVar(&o.JournalFile, "journal", "keyway-journal", "File for settlements that wait for the store; it must outlive the process.")
 	cmd.Flags().Int64Var(&o.JournalBytes, "journal-bytes", extproc.DefaultJournalBytes, "Largest size of the journal in bytes.")
 	cmd.Flags().StringVar(&relay, "relay", "", "Address at which Envoy calls the relay, host:port or unix:/path; empty has none.")
-	cmd.Flags().StringVar(&o.Egress, "egress", "", "Socket of Envoy's egress listener, unix:/path; the relay and the probes of channels need it.")
+	cmd.Flags().StringVar(&o.Egress, "egress", "", "Socket of Envoy's egress listener, unix:/path; the relay, the probes of channels and responses in the background need it.")
 	allFromEnvironment(cmd, map[string]string{"store": envStore})
 	return cmd
 }

@@ -925,8 +925,13 @@ type Model struct {
 	// the relay, which sends heartbeats before the provider has answered at all,
 	// and so commits to status 200 after the first one.
 	EarlyHeartbeat bool `protobuf:"varint,15,opt,name=early_heartbeat,json=earlyHeartbeat,proto3" json:"early_heartbeat,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Background is what becomes of a request for a response in the background:
+	// "refuse" (default), or "poll": the provider is asked how it stands until the
+	// response has ended, and the request is settled by what it says then. Needs
+	// the socket of Envoy's egress listener at extproc.
+	Background    string `protobuf:"bytes,16,opt,name=background,proto3" json:"background,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Model) Reset() {
@@ -1062,6 +1067,13 @@ func (x *Model) GetEarlyHeartbeat() bool {
 		return x.EarlyHeartbeat
 	}
 	return false
+}
+
+func (x *Model) GetBackground() string {
+	if x != nil {
+		return x.Background
+	}
+	return ""
 }
 
 // Alias is another name for a model. Clients may send it; what counts for keys,
@@ -2196,7 +2208,7 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\x05every\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05every\">\n" +
 	"\fChannelModel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
-	"\bupstream\x18\x02 \x01(\tR\bupstream\"\xff\x03\n" +
+	"\bupstream\x18\x02 \x01(\tR\bupstream\"\x9f\x04\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12%\n" +
 	"\x0econtext_window\x18\x02 \x01(\x03R\rcontextWindow\x12\x1d\n" +
@@ -2215,7 +2227,10 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\n" +
 	"idle_limit\x18\r \x01(\v2\x19.google.protobuf.DurationR\tidleLimit\x12\x10\n" +
 	"\x03raw\x18\x0e \x03(\tR\x03raw\x12'\n" +
-	"\x0fearly_heartbeat\x18\x0f \x01(\bR\x0eearlyHeartbeat\"c\n" +
+	"\x0fearly_heartbeat\x18\x0f \x01(\bR\x0eearlyHeartbeat\x12\x1e\n" +
+	"\n" +
+	"background\x18\x10 \x01(\tR\n" +
+	"background\"c\n" +
 	"\x05Alias\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x16\n" +

@@ -35,6 +35,7 @@ func DecisionToProto(d domain.Decision) *Decision {
 		Route:            convert(d.Route, standingToProto),
 		HeartbeatMs:      d.Heartbeat.Milliseconds(),
 		Unreserved:       d.Unreserved,
+		Background:       d.Background,
 		IdleLimitMs:      d.IdleLimit.Milliseconds(),
 		Units:            toolsToProto(d.Units),
 	}
@@ -67,6 +68,7 @@ func DecisionFromProto(p *Decision) domain.Decision {
 		Route:          convert(p.GetRoute(), standingFromProto),
 		Heartbeat:      time.Duration(p.GetHeartbeatMs()) * time.Millisecond,
 		Unreserved:     p.GetUnreserved(),
+		Background:     p.GetBackground(),
 		IdleLimit:      time.Duration(p.GetIdleLimitMs()) * time.Millisecond,
 		Units:          toolsFromProto(p.GetUnits()),
 	}

@@ -60,7 +60,9 @@ type Decision struct {
 	// What is charged by the piece, by the name of the tool or unit.
 	Units map[string]int64 `protobuf:"bytes,24,rep,name=units,proto3" json:"units,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// It went out before its reservation was written, which authz does afterwards.
-	Unreserved    bool `protobuf:"varint,25,opt,name=unreserved,proto3" json:"unreserved,omitempty"`
+	Unreserved bool `protobuf:"varint,25,opt,name=unreserved,proto3" json:"unreserved,omitempty"`
+	// The response is made in the background: it goes on when its request is over.
+	Background    bool `protobuf:"varint,26,opt,name=background,proto3" json:"background,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -266,6 +268,13 @@ func (x *Decision) GetUnits() map[string]int64 {
 func (x *Decision) GetUnreserved() bool {
 	if x != nil {
 		return x.Unreserved
+	}
+	return false
+}
+
+func (x *Decision) GetBackground() bool {
+	if x != nil {
+		return x.Background
 	}
 	return false
 }
@@ -1598,7 +1607,7 @@ var File_keyway_v1_record_proto protoreflect.FileDescriptor
 
 const file_keyway_v1_record_proto_rawDesc = "" +
 	"\n" +
-	"\x16keyway/v1/record.proto\x12\tkeyway.v1\"\x8b\a\n" +
+	"\x16keyway/v1/record.proto\x12\tkeyway.v1\"\xab\a\n" +
 	"\bDecision\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x15\n" +
@@ -1632,7 +1641,10 @@ const file_keyway_v1_record_proto_rawDesc = "" +
 	"\x05units\x18\x18 \x03(\v2\x1e.keyway.v1.Decision.UnitsEntryR\x05units\x12\x1e\n" +
 	"\n" +
 	"unreserved\x18\x19 \x01(\bR\n" +
-	"unreserved\x1a8\n" +
+	"unreserved\x12\x1e\n" +
+	"\n" +
+	"background\x18\x1a \x01(\bR\n" +
+	"background\x1a8\n" +
 	"\n" +
 	"UnitsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
