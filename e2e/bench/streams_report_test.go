@@ -19,8 +19,8 @@ heap and stacks after a collection, is told apart. Processor time is in cores. A
 delay is from the provider's write to the client's read. Heartbeats come after
 0.6 s of silence, so that there is one for each chunk; in use they come after 14 s.
 Everything, provider and load generator included, shares the machine: where other
-processes took much of it, the delays are theirs, and only memory and processor
-time are Keyway's.
+processes took much of it, a chunk waits for a processor at every hop, and delays
+are to be compared within this table only; memory and processor time stand.
 `
 
 // writeStreams makes the report of live streams.
