@@ -28,6 +28,8 @@ ALONE := keyway/store
 # What goes from a client to a provider, which channels of native egress do in
 # their own way: the tests of it run in both forms.
 DATA_PATH := ^Test(AccountHeaders|AllChannelsFail|AnswersPass|AnyCarrier|BodiesSurvive|Case0(03|08|68|71|77)|ChannelWithout|ClientsCannot|Framings|LeavingIs|MessagesAnd|NextChannel|NothingThat|OfficialSDKs$$|OnlyTheInjected|RawPaths|StoredResponsesGo|StormOnHalf|UsageIsRead)
+# The linters look at all that vet does, and more.
+VET := -vet=off
 FUZZTIME ?= 20s
 CHAOS    ?= 5m
 DRIFTS   ?= 1000
@@ -36,7 +38,7 @@ SOAK     ?= 10m
 STREAMS  ?= 4000
 FOR      ?= 60s
 
-.PHONY: help up build parts test unit fuzz compile-e2e e2e chaos drills soak bench bench-store bench-streams corpus lint fmt generate check ci
+.PHONY: help up build parts test unit fuzz fuzz-splitter fuzz-peek fuzz-usage fuzz-judge fuzz-parts compile-e2e e2e chaos drills soak bench bench-store bench-streams corpus lint fmt generate check ci
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,24 +59,34 @@ test: parts unit ## Run all tests: unit, fuzz, end to end.
 	@$(MAKE) e2e
 
 compile-e2e:
-	@$(GO) test -exec true $(E2E) >/dev/null
+	@$(GO) test $(VET) -exec true $(E2E) >/dev/null
 
 unit: ## Run the unit tests, with the race detector.
 	@if [ -z "$(RACE)" ]; then echo "no C compiler: the unit tests run without the race detector" >&2; [ "$${CI:-}" != true ]; fi
-	$(TEST_ENV) $(GO) test $(RACE) -shuffle=on -count=1 -timeout 8m \
+	$(TEST_ENV) $(GO) test $(RACE) $(VET) -shuffle=on -count=1 -timeout 8m \
 	  $$($(GO) list ./... | grep -vxF -e '' $(addprefix -e ,$(E2E) $(ALONE)))
-	$(TEST_ENV) $(GO) test $(RACE) -shuffle=on -count=1 -timeout 8m $(ALONE)
+	$(TEST_ENV) $(GO) test $(RACE) $(VET) -shuffle=on -count=1 -timeout 8m $(ALONE)
 
 fuzz: ## Fuzz the SSE splitter, the request reader, the readers of usage, failures and forms.
-	$(GO) test -run '^$$' -fuzz '^FuzzSplitter$$' -fuzztime $(FUZZTIME) ./wire/sse
-	$(GO) test -run '^$$' -fuzz '^FuzzPeek$$' -fuzztime $(FUZZTIME) ./wire
-	$(GO) test -run '^$$' -fuzz '^FuzzUsage$$' -fuzztime $(FUZZTIME) ./wire
-	$(GO) test -run '^$$' -fuzz '^FuzzJudge$$' -fuzztime 5s ./wire
-	$(GO) test -run '^$$' -fuzz '^FuzzParts$$' -fuzztime 5s ./wire/multipart
+	@$(MAKE) -j3 fuzz-splitter fuzz-peek fuzz-usage
+	@$(MAKE) -j2 FUZZTIME=5s fuzz-judge fuzz-parts
+
+# One worker each: together they keep two cores busy.
+FUZZ := $(GO) test $(VET) -parallel 1 -run '^$$' -fuzztime $(FUZZTIME)
+fuzz-splitter:
+	$(FUZZ) -fuzz '^FuzzSplitter$$' ./wire/sse
+fuzz-peek:
+	$(FUZZ) -fuzz '^FuzzPeek$$' ./wire
+fuzz-usage:
+	$(FUZZ) -fuzz '^FuzzUsage$$' ./wire
+fuzz-judge:
+	$(FUZZ) -fuzz '^FuzzJudge$$' ./wire
+fuzz-parts:
+	$(FUZZ) -fuzz '^FuzzParts$$' ./wire/multipart
 
 e2e: parts ## Run the tests on the real Envoy, a real store and the real SDKs.
-	$(TEST_ENV) $(GO) test -count=1 -timeout 20m $(E2E)
-	$(TEST_ENV) $(GO) test -count=1 -timeout 20m -run '$(DATA_PATH)' ./e2e -egress native
+	$(TEST_ENV) $(GO) test $(VET) -count=1 -timeout 20m $(E2E)
+	$(TEST_ENV) $(GO) test $(VET) -count=1 -timeout 20m -run '$(DATA_PATH)' ./e2e -egress native
 
 chaos: parts ## Run the chaos test for CHAOS (5m).
 	$(TEST_ENV) $(GO) test -count=1 -timeout 60m -run '^TestChaos$$' -v ./e2e -chaos $(CHAOS)

@@ -12,13 +12,13 @@ import (
 	"keyway/domain"
 )
 
-// chaosFor is how long the chaos runs: half a minute with every test run, which
+// chaosFor is how long the chaos runs: a quarter of a minute with every test run, which
 // has to end in ten, and longer by `make chaos`.
-var chaosFor = flag.Duration("chaos", 30*time.Second, "how long TestChaos runs")
+var chaosFor = flag.Duration("chaos", 15*time.Second, "how long TestChaos runs")
 
-// drifts is how many requests end in each way in the drills of drift: a hundred
+// drifts is how many requests end in each way in the drills of drift: fifty
 // with every test run, a thousand by `make drills`.
-var drifts = flag.Int("drifts", 100, "how many requests end in each way in the drills of drift")
+var drifts = flag.Int("drifts", 50, "how many requests end in each way in the drills of drift")
 
 // egressForm is the form in which all channels of the test regions go out.
 var egressForm = flag.String("egress", string(domain.EgressExtProc), "form of egress of the test regions' channels: ext_proc or native")
