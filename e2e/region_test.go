@@ -173,6 +173,10 @@ channels:
   - {name: narrow, provider: c, secret: "file:{{(index .Faces 2).Secret}}", slots: 2, models: [{name: narrow}]}
   - {name: first-tls, provider: tlsa, secret: "file:{{(index .Faces 3).Secret}}", slots: 5000, models: [{name: two-tls, upstream: m-first}]}
   - {name: second-tls, provider: tlsb, secret: "file:{{(index .Faces 4).Secret}}", priority: 1, slots: 5000, models: [{name: two-tls, upstream: m-second-longer}]}
+  - {name: brittle-1-a, provider: a, secret: "file:{{(index .Faces 0).Secret}}", models: [{name: brittle-1-a, upstream: m}]}
+  - {name: brittle-1-tlsa, provider: tlsa, secret: "file:{{(index .Faces 3).Secret}}", models: [{name: brittle-1-tlsa, upstream: m}]}
+  - {name: brittle-2-a, provider: a, secret: "file:{{(index .Faces 0).Secret}}", models: [{name: brittle-2-a, upstream: m}]}
+  - {name: brittle-2-tlsa, provider: tlsa, secret: "file:{{(index .Faces 3).Secret}}", models: [{name: brittle-2-tlsa, upstream: m}]}
   - {name: scoped, provider: c, secret: "file:{{(index .Faces 2).Secret}}", organization: org-of-the-channel, project: project-of-the-channel, models: [{name: m-scoped}]}
   - {name: failing, provider: a, secret: "file:{{(index .Faces 0).Secret}}", slots: 500, models: [{name: fail, upstream: m-failing}]}
   - {name: healthy, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 500, models: [{name: fail, upstream: m-healthy-longer}]}
@@ -232,6 +236,10 @@ models:
   - {name: m-refused, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: narrow, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: two-tls, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: brittle-1-a, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: brittle-1-tlsa, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: brittle-2-a, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: brittle-2-tlsa, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: m-scoped, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: fail, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: fail-h2, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
