@@ -84,9 +84,10 @@ fuzz-judge:
 fuzz-parts:
 	$(FUZZ) -fuzz '^FuzzParts$$' ./wire/multipart
 
+# Most of these wait more than they work, so more run at once than there are cores.
 e2e: parts ## Run the tests on the real Envoy, a real store and the real SDKs.
-	$(TEST_ENV) $(GO) test $(VET) -count=1 -timeout 20m $(E2E)
-	$(TEST_ENV) $(GO) test $(VET) -count=1 -timeout 20m -run '$(DATA_PATH)' ./e2e -egress native
+	$(TEST_ENV) $(GO) test $(VET) -count=1 -timeout 20m -parallel 4 $(E2E)
+	$(TEST_ENV) $(GO) test $(VET) -count=1 -timeout 20m -parallel 4 -run '$(DATA_PATH)' ./e2e -egress native
 
 chaos: parts ## Run the chaos test for CHAOS (5m).
 	$(TEST_ENV) $(GO) test -count=1 -timeout 60m -run '^TestChaos$$' -v ./e2e -chaos $(CHAOS)
