@@ -38,7 +38,7 @@ SOAK     ?= 10m
 STREAMS  ?= 4000
 FOR      ?= 60s
 
-.PHONY: help up build parts test unit fuzz fuzz-splitter fuzz-peek fuzz-usage fuzz-judge fuzz-parts compile-e2e e2e chaos drills soak bench bench-store bench-streams corpus lint fmt generate check ci
+.PHONY: help up build parts test unit fuzz fuzz-splitter fuzz-peek fuzz-usage fuzz-judge fuzz-parts compile-e2e e2e native chaos drills soak bench bench-store bench-streams corpus lint fmt generate check ci
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +87,8 @@ fuzz-parts:
 # Most of these wait more than they work, so more run at once than there are cores.
 e2e: parts ## Run the tests on the real Envoy, a real store and the real SDKs.
 	$(TEST_ENV) $(GO) test $(VET) -count=1 -timeout 20m -parallel 4 $(E2E)
+
+native: parts ## Run the tests of the data path once more, over native egress.
 	$(TEST_ENV) $(GO) test $(VET) -count=1 -timeout 20m -parallel 4 -run '$(DATA_PATH)' ./e2e -egress native
 
 chaos: parts ## Run the chaos test for CHAOS (5m).
@@ -134,7 +136,7 @@ check: $(BUF) $(GEN_GO) ## Check that generated code is current and everything i
 	  { [ -z "$$unformatted" ] || { echo "not formatted: make fmt"; echo "$$unformatted"; exit 1; } >&2; }
 	@echo "generated code is current and the code is formatted"
 
-ci: check test corpus lint ## Do what CI does.
+ci: check test native corpus lint ## Do what CI does.
 
 $(BUF): tools/buf.txt
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \

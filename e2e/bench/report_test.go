@@ -110,7 +110,8 @@ Taken, each with its figures in its commit: the services' heaps grow to five
 times what lives in them before they are collected; gRPC's windows are fixed, so
 that it does not ping Envoy to measure them; an access-log entry of a request
 that was settled is dropped before its decision is decoded; a settlement reads
-its reservation in one call; expiries that are there are not written again.
+its reservation in one call; a rate bucket is one value, and the counters of a
+request are read in one command; expiries that are there are not written again.
 
 What is left has no single owner. A third is Envoy's: it waits for three gRPC
 streams a request (admission, egress, watch), where the bare one has none. Up to
@@ -118,11 +119,15 @@ a quarter is the store's, nearly all of it in the calls that the reserve and
 settle scripts make for each bucket. In the services gRPC and protobuf take most,
 and then the client of the store.
 
-Left for later, because each changes more than it brings alone: rate buckets as
-strings that are read and written in one command each; the native egress form for
-channels that need no rewriting, which saves one of the three streams; a decision
-whose holds are numbered instead of named; profile-guided builds, which slow
-every build down.
+Native egress saves one of the three streams. It is not the default all the same:
+a channel with slots can then only be a first choice, a failure before the last
+attempt is known only with the answer's head, so that a channel cools later, and
+the control plane has to hold the secret keys. Where none of that matters it is
+the cheaper form, per channel.
+
+Left for later, because each changes more than it brings alone: a decision whose
+holds are numbered instead of named; settlements in batches; profile-guided
+builds, which slow every build down.
 `
 
 // machine describes where the figures come from, without naming it.
