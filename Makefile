@@ -68,8 +68,7 @@ unit: ## Run the unit tests, with the race detector.
 	$(TEST_ENV) $(GO) test $(RACE) $(VET) -shuffle=on -count=1 -timeout 8m $(ALONE)
 
 fuzz: ## Fuzz the SSE splitter, the request reader, the readers of usage, failures and forms.
-	@$(MAKE) -j3 fuzz-splitter fuzz-peek fuzz-usage
-	@$(MAKE) -j2 FUZZTIME=5s fuzz-judge fuzz-parts
+	@$(MAKE) -j5 fuzz-splitter fuzz-peek fuzz-usage fuzz-judge fuzz-parts
 
 # One worker each: together they keep two cores busy.
 FUZZ := $(GO) test $(VET) -parallel 1 -run '^$$' -fuzztime $(FUZZTIME)

@@ -12,9 +12,9 @@ import (
 	"keyway/domain"
 )
 
-// chaosFor is how long the chaos runs: a quarter of a minute with every test run, which
+// chaosFor is how long the chaos runs: ten seconds with every test run, which
 // has to end in ten, and longer by `make chaos`.
-var chaosFor = flag.Duration("chaos", 15*time.Second, "how long TestChaos runs")
+var chaosFor = flag.Duration("chaos", 10*time.Second, "how long TestChaos runs")
 
 // drifts is how many requests end in each way in the drills of drift: fifty
 // with every test run, a thousand by `make drills`.
