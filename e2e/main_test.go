@@ -13,7 +13,7 @@ import (
 )
 
 // chaosFor is how long the chaos runs: ten seconds with every test run, which
-// has to end in ten, and longer by `make chaos`.
+// has to end in ten minutes, and longer by `make chaos`.
 var chaosFor = flag.Duration("chaos", 10*time.Second, "how long TestChaos runs")
 
 // drifts is how many requests end in each way in the drills of drift: fifty
