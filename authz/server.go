@@ -288,13 +288,13 @@ func (s *Server) denied(r Request, err error) *authv3.CheckResponse {
 	if e.Limit != nil {
 		headers = append(headers, wire.LimitHeaders(dialect, nil, domain.Admission{Refusal: e.Limit}, s.now())...)
 	}
-	headers = append(headers, requestIDHeaders(dialect, r.ID)...)
+	headers = append(headers, wire.RequestIDHeaders(dialect, r.ID)...)
 	return reply(wire.Status(dialect, e.Code), headers, wire.ErrorBody(dialect, e, r.ID))
 }
 
 // answered is an answer of the gateway's own. To Envoy it is a refusal with status 200.
 func (s *Server) answered(r Request, body []byte) *authv3.CheckResponse {
-	headers := append([]wire.Header{{Name: "content-type", Value: "application/json"}}, requestIDHeaders(dialectOf(r), r.ID)...)
+	headers := append([]wire.Header{{Name: "content-type", Value: "application/json"}}, wire.RequestIDHeaders(dialectOf(r), r.ID)...)
 	return reply(http.StatusOK, headers, body)
 }
 
@@ -317,15 +317,6 @@ func pathOf(target string) string {
 		}
 	}
 	return target
-}
-
-// requestIDHeaders names our request id where the dialect's SDKs read it.
-// x-request-id itself is set by Envoy on every answer.
-func requestIDHeaders(d domain.Dialect, id string) []wire.Header {
-	if d == domain.DialectAnthropic {
-		return []wire.Header{{Name: "request-id", Value: id}}
-	}
-	return nil
 }
 
 func headerOptions(headers []wire.Header) []*corev3.HeaderValueOption {

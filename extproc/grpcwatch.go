@@ -251,10 +251,7 @@ func headerOptions(set []wire.Header) []*corev3.HeaderValueOption {
 func immediate(d domain.Decision, err error) *extprocv3.ProcessingResponse {
 	e := domain.AsError(err)
 	dialect := d.API.Dialect()
-	headers := wire.ErrorHeaders(dialect, e)
-	if dialect == domain.DialectAnthropic {
-		headers = append(headers, wire.Header{Name: "request-id", Value: d.RequestID})
-	}
+	headers := append(wire.ErrorHeaders(dialect, e), wire.RequestIDHeaders(dialect, d.RequestID)...)
 	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{ImmediateResponse: &extprocv3.ImmediateResponse{
 		Status:  &typev3.HttpStatus{Code: typev3.StatusCode(wire.Status(dialect, e.Code))},
 		Headers: &extprocv3.HeaderMutation{SetHeaders: headerOptions(headers)},

@@ -123,7 +123,7 @@ func (x *relayed) write(p []byte) {
 		} else {
 			header.Set("Content-Type", "text/event-stream")
 			header.Set("Cache-Control", "no-cache")
-			x.setHeaders(requestIDHeaders(x.decision))
+			x.setHeaders(wire.RequestIDHeaders(x.decision.API.Dialect(), x.decision.RequestID))
 		}
 		status := http.StatusOK
 		if x.w != nil {
@@ -141,13 +141,6 @@ func (x *relayed) setHeaders(list []wire.Header) {
 	for _, h := range list {
 		x.client.Header().Set(h.Name, h.Value)
 	}
-}
-
-func requestIDHeaders(d domain.Decision) []wire.Header {
-	if d.API.Dialect() == domain.DialectAnthropic {
-		return []wire.Header{{Name: "request-id", Value: d.RequestID}}
-	}
-	return nil
 }
 
 // fail ends a request that no channel served, in the client's dialect.
@@ -171,7 +164,7 @@ func (x *relayed) refuse(e *domain.Error) {
 	x.committed = true
 	body := wire.ErrorBody(dialect, e, x.decision.RequestID)
 	x.setHeaders(wire.ErrorHeaders(dialect, e))
-	x.setHeaders(requestIDHeaders(x.decision))
+	x.setHeaders(wire.RequestIDHeaders(x.decision.API.Dialect(), x.decision.RequestID))
 	x.client.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	x.client.WriteHeader(wire.Status(dialect, e.Code))
 	_, _ = x.client.Write(body) // a client that has left needs none

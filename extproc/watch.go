@@ -185,9 +185,7 @@ func (w *watch) ownHeaders() []wire.Header {
 	if id := w.upstreamRequestID(); id != "" {
 		set = append(set, wire.Header{Name: headerUpstreamRequestID, Value: id})
 	}
-	if w.decision.API.Dialect() == domain.DialectAnthropic {
-		set = append(set, wire.Header{Name: "request-id", Value: w.decision.RequestID})
-	}
+	set = append(set, wire.RequestIDHeaders(w.decision.API.Dialect(), w.decision.RequestID)...)
 	if served := w.decision.ModelOf(w.slotHolder()); served != w.decision.AskedModel() {
 		set = append(set, wire.Header{Name: headerModel, Value: served})
 	}

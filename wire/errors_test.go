@@ -209,8 +209,8 @@ func TestResponseHeaders(t *testing.T) {
 	for _, name := range []string{"content-type", "openai-processing-ms", "openai-version", "x-request-id", "request-id", "retry-after", "x-should-retry", "date"} {
 		assert.False(t, StripResponseHeader(name), name)
 	}
-	assert.Equal(t, "x-request-id", RequestIDHeader(domain.DialectOpenAI))
-	assert.Equal(t, "request-id", RequestIDHeader(domain.DialectAnthropic))
+	assert.Empty(t, RequestIDHeaders(domain.DialectOpenAI, "req_1"))
+	assert.Equal(t, []Header{{Name: "request-id", Value: "req_1"}}, RequestIDHeaders(domain.DialectAnthropic, "req_1"))
 }
 
 func TestCleanQuery(t *testing.T) {

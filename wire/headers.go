@@ -20,16 +20,17 @@ const (
 	defaultRateWait        = time.Second
 )
 
-// RequestIDHeader is the response header in which a dialect's SDK looks for the request id.
-func RequestIDHeader(d domain.Dialect) string {
-	if d == domain.DialectAnthropic {
-		return "request-id"
-	}
-	return "x-request-id"
-}
-
 // Header is one HTTP header, its name in lower case.
 type Header struct{ Name, Value string }
+
+// RequestIDHeaders name our request id where the dialect's SDKs read it, beside
+// x-request-id, which Envoy sets on every answer.
+func RequestIDHeaders(d domain.Dialect, id string) []Header {
+	if d == domain.DialectAnthropic {
+		return []Header{{Name: "request-id", Value: id}}
+	}
+	return nil
+}
 
 // ErrorHeaders returns the headers of an error answer, but for the request id and the limits.
 func ErrorHeaders(d domain.Dialect, e *domain.Error) []Header {
