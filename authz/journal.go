@@ -115,6 +115,7 @@ func (s *Server) goesBlind(d *domain.Decision, own, shared domain.Policy) bool {
 		d.Unreserved = true
 		if err := j.Append(*d); err != nil {
 			d.Unreserved = false
+			s.outage.takeBack(d.Holds)
 			if s.unwritten.due(s.now()) {
 				s.logger.Error("requests are refused: the journal of optimistic admissions cannot take them", telemetry.Err(err))
 			}

@@ -98,6 +98,18 @@ func TestOptimisticRefusesWithoutAJournal(t *testing.T) {
 	require.LessOrEqual(t, full.server.journal.Load().Size(), int64(900))
 }
 
+// What the journal cannot take does not go out, and spends nothing of the credit.
+func TestOptimisticSpendsNoCreditOnARefusal(t *testing.T) {
+	t.Parallel()
+	f := optimistic(t, filepath.Join(t.TempDir(), "journal"), 1000, 1)
+	require.Empty(t, f.admittedOf(t, 30), "the journal is full")
+	f.server.journalFile, f.server.journalBytes = filepath.Join(t.TempDir(), "another"), DefaultJournalBytes
+	require.NoError(t, f.server.openJournal())
+	admitted := f.admittedOf(t, 30)
+	require.NotEmpty(t, admitted)
+	require.Len(t, admitted, int(1000/admitted[0].Holds[1].Amount), "all of the credit")
+}
+
 func TestAdmissionsAreJournalledWhole(t *testing.T) {
 	t.Parallel()
 	_, err := decodeAdmission([]byte("\xff"))

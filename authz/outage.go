@@ -153,3 +153,16 @@ func (o *outage) admits(holds []domain.Hold, b blind, now time.Time) bool {
 	}
 	return true
 }
+
+// takeBack undoes what admits charged for a request that did not go out after all.
+func (o *outage) takeBack(holds []domain.Hold) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, h := range holds {
+		bucket := bucketOf(h)
+		// Where the outage is over meanwhile, its charges may be gone already.
+		if spent, known := o.spent[bucket]; known && !h.Leased {
+			o.spent[bucket] = max(spent-h.Amount, 0)
+		}
+	}
+}
