@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	keywayv1 "keyway/api/keyway/v1"
 	"keyway/domain"
 )
 
@@ -21,20 +22,20 @@ func TestSettlementsAreJournalledWhole(t *testing.T) {
 	t.Parallel()
 	s := settlementOf("one")
 	s.Stored = domain.StoredID{Identity: "acme", ID: "resp_1", Channel: "a", Model: "m"}
-	raw, err := encodeSettlement(s)
+	raw, err := keywayv1.MarshalSettlement(s)
 	require.NoError(t, err)
-	got, err := decodeSettlement(raw)
+	got, err := keywayv1.UnmarshalSettlement(raw)
 	require.NoError(t, err)
 	require.Equal(t, s.Record, got.Record)
 	require.Equal(t, s.Decision.Holds, got.Decision.Holds)
 	require.Equal(t, s.Channel, got.Channel)
 	require.Equal(t, s.Stored, got.Stored)
-	_, err = decodeSettlement([]byte("\xff"))
+	_, err = keywayv1.UnmarshalSettlement([]byte("\xff"))
 	require.Error(t, err)
 
 	s.Record.RequestID = "another"
-	raw, err = encodeSettlement(s)
+	raw, err = keywayv1.MarshalSettlement(s)
 	require.NoError(t, err)
-	_, err = decodeSettlement(raw)
+	_, err = keywayv1.UnmarshalSettlement(raw)
 	require.ErrorContains(t, err, "of another request", "it would never land, nor let others land")
 }

@@ -1,11 +1,11 @@
 #!lua flags=no-writes
--- Purpose: name the open reservations whose lease has ended, oldest first, by
+-- Purpose: name the requests of an index whose lease has ended, oldest first, by
 --   the store's own clock. Reads only.
 --   Where writes were lost it names none: an end that was lost with them would be
 --   charged again.
--- KEYS[1] open index: <tag>:open, sorted set of requests by lease end, never expires.
+-- KEYS[1] index: <tag>:open or <tag>:followed, sorted set of requests by lease end.
 -- KEYS[2] generation: <tag>:generation, integer, missing where writes were lost;
---   the region has none, and gives the index again.
+--   the region, and who follows, have none, and give the index again.
 -- ARGV[1] max: how many at most, 1 or more.
 -- Returns: a list of request ids, empty when every lease is alive.
 -- Errors: WRONGTYPE.

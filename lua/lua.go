@@ -33,6 +33,7 @@ var (
 	Credit      = load("credit")
 	Advance     = load("advance")
 	Rebuild     = load("rebuild")
+	Follow      = load("follow")
 
 	CooldownSet   = load("cooldown_set")
 	CooldownRead  = load("cooldown_read")
@@ -45,7 +46,7 @@ var (
 // All lists every script, for loading them ahead of their first use.
 func All() []*Script {
 	return []*Script{
-		Reserve, Settle, Renew, SlotAcquire, SlotRelease, Expired, Calibrate, Correct, Explain, Credit, Advance, Rebuild, LeaseTake,
+		Reserve, Settle, Renew, SlotAcquire, SlotRelease, Expired, Calibrate, Correct, Explain, Credit, Advance, Rebuild, LeaseTake, Follow,
 		CooldownSet, CooldownRead, CooldownClaim, CooldownClear, StatLearn,
 	}
 }

@@ -66,7 +66,7 @@ redis.call('ZREM', KEYS[2], request)
 if keep > 0 then
   redis.call('HSET', KEYS[1], 'state', record == '' and 'refunded' or 'settled')
   -- One that was open has the expiry of its last sign of life.
-  if known then redis.call('HDEL', KEYS[1], 'decision', 'held', 'renewed') else redis.call('PEXPIRE', KEYS[1], keep) end
+  if known then redis.call('HDEL', KEYS[1], 'decision', 'held', 'renewed', 'following', 'follower') else redis.call('PEXPIRE', KEYS[1], keep) end
 else
   redis.call('DEL', KEYS[1])
 end

@@ -79,6 +79,9 @@ func reservationKey(shard int, request string) string { return shardTag(shard) +
 
 func openKey(shard int) string { return shardTag(shard) + ":open" }
 
+// followedKey lists what is made in the background for requests of one shard.
+func followedKey(shard int) string { return shardTag(shard) + ":followed" }
+
 func outboxKey(shard int) string { return shardTag(shard) + ":outbox" }
 
 func repairKey(shard int) string { return shardTag(shard) + ":repair" }

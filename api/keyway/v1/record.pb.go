@@ -1416,7 +1416,8 @@ func (x *Attempt) GetAtMs() int64 {
 }
 
 // Settlement is one end of a reservation that waits in extproc's journal for
-// the store to answer again.
+// the store to answer again; and, in the store, the end as far as it is known of
+// a request whose response its provider still makes in the background.
 type Settlement struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Decision *Decision              `protobuf:"bytes,1,opt,name=decision,proto3" json:"decision,omitempty"`
