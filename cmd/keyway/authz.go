@@ -62,7 +62,7 @@ func runAuthz(cmd *cobra.Command, f regionFlags, o authz.Options) (err error) {
 	}
 	defer func() { err = errors.Join(err, regional.Close()) }() // Last: nothing uses it any more.
 	holder := p.newConfig()
-	listener, err := listen(ctx, f.Listen)
+	listener, err := p.listen(ctx, "listen", f.Listen)
 	if err != nil {
 		return err
 	}

@@ -66,12 +66,12 @@ func runExtproc(cmd *cobra.Command, f regionFlags, relay string, o extproc.Optio
 	}
 	defer func() { err = errors.Join(err, regional.Close()) }() // Last: what is open has been settled.
 	holder := p.newConfig()
-	listener, err := listen(ctx, f.Listen)
+	listener, err := p.listen(ctx, "listen", f.Listen)
 	if err != nil {
 		return err
 	}
 	if relay != "" {
-		if o.Relay, err = listen(ctx, relay); err != nil {
+		if o.Relay, err = p.listen(ctx, "relay", relay); err != nil {
 			return errors.Join(err, listener.Close())
 		}
 	}

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -72,21 +74,47 @@ func TestListenTakesASocketOver(t *testing.T) {
 	address := unixPrefix + filepath.Join(t.TempDir(), "s.sock")
 	first, err := listen(t.Context(), address)
 	require.NoError(t, err)
+	serveOne := func(ln net.Listener) {
+		accepted := make(chan error, 1)
+		go func() {
+			conn, err := ln.Accept()
+			if err == nil {
+				err = conn.Close()
+			}
+			accepted <- err
+		}()
+		require.Eventually(t, func() bool {
+			conn, err := dialUnix(t, address)
+			return err == nil && conn.Close() == nil
+		}, 10*time.Second, time.Millisecond)
+		require.NoError(t, <-accepted)
+	}
+	serveOne(first)
+	failing, err := listen(t.Context(), address)
+	require.NoError(t, err)
+	require.NoError(t, failing.Close())
+	serveOne(first) // One that ends before it serves leaves the socket alone.
+
 	second, err := listen(t.Context(), address)
 	require.NoError(t, err)
-	require.NoError(t, first.Close(), "the end of the predecessor leaves the successor's socket")
-
-	accepted := make(chan error, 1)
+	named := make(chan struct{})
+	second.(*unixListener).onName = func() { close(named) }
+	taken := make(chan struct{})
 	go func() {
-		conn, err := second.Accept()
-		if err == nil {
-			err = conn.Close()
+		defer close(taken)
+		for range 2 {
+			if conn, err := second.Accept(); err == nil {
+				_ = conn.Close()
+			}
 		}
-		accepted <- err
 	}()
-	conn, err := dialUnix(t, address)
-	require.NoError(t, err)
-	require.NoError(t, conn.Close())
-	require.NoError(t, <-accepted)
+	<-named
+	require.NoError(t, first.Close(), "the end of the predecessor leaves the successor's socket")
+	for range 2 {
+		conn, err := dialUnix(t, address)
+		require.NoError(t, err)
+		require.NoError(t, conn.Close())
+	}
+	<-taken
 	require.NoError(t, second.Close())
 }
