@@ -48,7 +48,9 @@ type fakeReservations struct {
 	err       error
 	admitted  []domain.Decision
 	late      []domain.Decision
-	refunded  chan domain.Decision
+	// poison is a request whose late admission is refused for good.
+	poison   string
+	refunded chan domain.Decision
 }
 
 func (f *fakeReservations) Admit(_ context.Context, d domain.Decision) (domain.Admission, error) {
@@ -64,6 +66,9 @@ func (f *fakeReservations) Admit(_ context.Context, d domain.Decision) (domain.A
 func (f *fakeReservations) AdmitLate(_ context.Context, d domain.Decision) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if d.RequestID == f.poison && f.poison != "" {
+		return domain.ErrRefused
+	}
 	if f.err == nil {
 		f.late = append(f.late, d)
 	}

@@ -34,8 +34,6 @@ import (
 const (
 	// DefaultJournalBytes bounds the journal: some 30 000 admissions.
 	DefaultJournalBytes = 16 << 20
-	// replayPause is how long the replay rests when nothing waits or the store does not answer.
-	replayPause = 200 * time.Millisecond
 	// replayTimeout bounds one call; a store that is silent is noticed long before.
 	replayTimeout = 3 * time.Second
 )
@@ -92,8 +90,7 @@ func (s *Server) closeJournal() error {
 	if j == nil {
 		return nil
 	}
-	for s.replayOldest(context.Background(), j) {
-	}
+	s.newReplay(j).Drain(context.Background())
 	if n := j.Len(); n > 0 {
 		s.logger.Warn("admissions stay in the journal for the next start", slog.Int("count", n))
 	}
@@ -126,44 +123,37 @@ func (s *Server) goesBlind(d *domain.Decision, own, shared domain.Policy) bool {
 	return true
 }
 
-// replay lands what waits in the journal, oldest first, until ctx ends.
-func (s *Server) replay(ctx context.Context) error {
-	j := s.journal.Load()
-	if j == nil {
-		return nil
-	}
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-timer.C:
-			for s.replayOldest(ctx, j) && ctx.Err() == nil {
+// newReplay says how admissions that wait in j land.
+func (s *Server) newReplay(j *journal.Journal[domain.Decision]) *journal.Replay[domain.Decision] {
+	return &journal.Replay[domain.Decision]{
+		Journal: j, Land: s.landWaiting, Timeout: replayTimeout, Final: domain.ErrRefused,
+		Stays: func(d domain.Decision, err error) {
+			if !errors.Is(err, domain.ErrStoreDown) {
+				s.logger.Error("an admission does not land", telemetry.RequestID(d.RequestID), telemetry.Err(err))
 			}
-			timer.Reset(replayPause)
-		}
+		},
+		SetAside: func(d domain.Decision, err error) {
+			s.metrics.refused.Inc()
+			s.logger.Error("the store refuses an admission for good; it is set aside, and its request charged by its settlement alone",
+				telemetry.RequestID(d.RequestID), telemetry.Err(err), slog.String("file", j.RefusedPath()))
+		},
 	}
 }
 
-// replayOldest reports whether there was one and it landed.
-func (s *Server) replayOldest(ctx context.Context, j *journal.Journal[domain.Decision]) bool {
-	d, ok := j.Oldest()
-	if !ok {
-		return false
-	}
-	ctx, cancel := context.WithTimeout(ctx, replayTimeout)
-	defer cancel()
+// landWaiting charges an admission of the journal.
+func (s *Server) landWaiting(ctx context.Context, d domain.Decision) error {
 	if err := s.reservations.AdmitLate(ctx, d); err != nil {
-		if !errors.Is(err, domain.ErrStoreDown) && s.unlanded.due(s.now()) {
-			s.logger.Error("an admission does not land", telemetry.RequestID(d.RequestID), telemetry.Err(err))
-		}
-		return false
+		return err
 	}
 	s.outage.over(s.now())
 	s.metrics.replayed.Inc()
-	if err := j.Landed(); err != nil {
-		s.logger.Error("journal", telemetry.Err(err))
+	return nil
+}
+
+// replay lands what waits in the journal, where there is one, until ctx ends.
+func (s *Server) replay(ctx context.Context) error {
+	if j := s.journal.Load(); j != nil {
+		s.newReplay(j).Run(ctx)
 	}
-	return true
+	return nil
 }

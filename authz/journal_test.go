@@ -71,14 +71,15 @@ func TestOptimisticSurvivesACrash(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "journal")
 	first := optimistic(t, file, 1000, DefaultJournalBytes)
 	admitted := first.admittedOf(t, 30)
-	// It is killed: nothing is closed.
+	// It is killed: its lock ends with it, and nothing else is done.
+	require.NoError(t, first.server.journal.Load().Close())
 	next := optimistic(t, file, 1000, DefaultJournalBytes)
 	require.Empty(t, next.admittedOf(t, 5), "the credit is used up")
 	j := next.server.journal.Load()
-	require.False(t, next.server.replayOldest(t.Context(), j), "the store is still away")
+	next.server.newReplay(j).Drain(t.Context())
+	require.Equal(t, len(admitted), j.Len(), "the store is still away")
 	next.reservations.err = nil
-	for next.server.replayOldest(t.Context(), j) {
-	}
+	next.server.newReplay(j).Drain(t.Context())
 	require.Zero(t, j.Len())
 	require.Len(t, next.reservations.late, len(admitted))
 	for i, d := range next.reservations.late {
@@ -108,6 +109,27 @@ func TestOptimisticSpendsNoCreditOnARefusal(t *testing.T) {
 	admitted := f.admittedOf(t, 30)
 	require.NotEmpty(t, admitted)
 	require.Len(t, admitted, int(1000/admitted[0].Holds[1].Amount), "all of the credit")
+}
+
+// What the store never takes is out of the way of what it takes.
+func TestAdmissionThatIsRefusedForGoodIsSetAside(t *testing.T) {
+	t.Parallel()
+	f := optimistic(t, filepath.Join(t.TempDir(), "journal"), 1000, DefaultJournalBytes)
+	admitted := f.admittedOf(t, 2)
+	j := f.server.journal.Load()
+	f.reservations.err, f.reservations.poison = nil, admitted[0].RequestID
+	f.server.newReplay(j).Drain(t.Context())
+	require.Zero(t, j.Len())
+	require.Len(t, f.reservations.late, 1)
+	require.Equal(t, admitted[1].RequestID, f.reservations.late[0].RequestID)
+	require.InDelta(t, 1, testutil.ToFloat64(f.server.metrics.refused), 0)
+	require.InDelta(t, 1, testutil.ToFloat64(f.server.metrics.replayed), 0)
+	require.NoError(t, f.server.closeJournal())
+	aside, err := openJournal(j.RefusedPath(), DefaultJournalBytes)
+	require.NoError(t, err)
+	require.Equal(t, 1, aside.Len())
+	require.Equal(t, admitted[0].RequestID, aside.Waiting()[0].RequestID)
+	require.NoError(t, aside.Close())
 }
 
 func TestAdmissionsAreJournalledWhole(t *testing.T) {

@@ -30,6 +30,7 @@ type metrics struct {
 	// outageAdmissions are by modeOpenWindow or modeOptimistic.
 	outageAdmissions *prometheus.CounterVec
 	replayed         prometheus.Counter
+	refused          prometheus.Counter
 
 	leasedAdmissions prometheus.Counter
 	notesDropped     prometheus.Counter
@@ -64,6 +65,10 @@ func newMetrics(r prometheus.Registerer, journal journalSize) *metrics {
 			Name: "keyway_authz_admissions_replayed_total",
 			Help: "Optimistic admissions that were charged once the store was back.",
 		}),
+		refused: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "keyway_authz_journal_refused_total",
+			Help: "Optimistic admissions that the store refused for good and that were set aside; what their requests used is still charged at their ends.",
+		}),
 		leasedAdmissions: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "keyway_authz_leased_admissions_total",
 			Help: "Requests admitted on leased rates alone, without a call to the store.",
@@ -85,7 +90,7 @@ func newMetrics(r prometheus.Registerer, journal journalSize) *metrics {
 		Name: "keyway_authz_channels_out",
 		Help: "Channels that are out until an operator acts: the account is out of money, or its credential is refused.",
 	})
-	r.MustRegister(m.checks, m.duration, m.refundsDropped, m.outageAdmissions, m.replayed, m.budgetsUnknown, m.leasedAdmissions, m.notesDropped, m.channelState, m.channelsOut)
+	r.MustRegister(m.checks, m.duration, m.refundsDropped, m.outageAdmissions, m.replayed, m.refused, m.budgetsUnknown, m.leasedAdmissions, m.notesDropped, m.channelState, m.channelsOut)
 	for _, mode := range []string{modeOpenWindow, modeOptimistic} {
 		m.outageAdmissions.WithLabelValues(mode)
 	}

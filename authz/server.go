@@ -108,7 +108,7 @@ type Server struct {
 	journalFile  string
 	journalBytes int64
 	// What is wrong for many requests is logged now and then.
-	unknown, unwritten, unlanded complaint
+	unknown, unwritten complaint
 
 	channelHealth *health
 }

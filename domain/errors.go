@@ -72,4 +72,6 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrStoreDown: the regional store does not answer; the outcome of a write is unknown.
 	ErrStoreDown = errors.New("regional store does not answer")
+	// ErrRefused: the regional store answered that it cannot take this write, and never will.
+	ErrRefused = errors.New("regional store refuses it for good")
 )

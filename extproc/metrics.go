@@ -21,6 +21,7 @@ type metrics struct {
 	added         *prometheus.HistogramVec
 	estimateRatio prometheus.Histogram
 	lost          prometheus.Counter
+	refused       prometheus.Counter
 	heartbeats    prometheus.Counter
 	idleEnds      prometheus.Counter
 	background    prometheus.Gauge
@@ -79,6 +80,10 @@ func newMetrics(r prometheus.Registerer, inFlight, journal func() float64) *metr
 			Name: "keyway_extproc_settlements_lost_total",
 			Help: "Settlements that neither the store nor the journal took; the sweeper ends them as abandoned.",
 		}),
+		refused: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "keyway_extproc_journal_refused_total",
+			Help: "Settlements of the journal that the store refused for good and that were set aside; the sweeper ends their requests as abandoned.",
+		}),
 		heartbeats: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "keyway_extproc_heartbeats_total",
 			Help: "Heartbeats that went to clients while their upstreams were silent.",
@@ -92,7 +97,7 @@ func newMetrics(r prometheus.Registerer, inFlight, journal func() float64) *metr
 			Help: "Responses in the background that this instance follows until they have ended.",
 		}),
 	}
-	r.MustRegister(m.background, m.heartbeats, m.idleEnds, m.requests, m.settlements, m.answers, m.cooldowns, m.probeUp, m.tokens, m.costMicros, m.unpricedTiers, m.ttft, m.added, m.estimateRatio, m.lost,
+	r.MustRegister(m.background, m.heartbeats, m.idleEnds, m.requests, m.settlements, m.answers, m.cooldowns, m.probeUp, m.tokens, m.costMicros, m.unpricedTiers, m.ttft, m.added, m.estimateRatio, m.lost, m.refused,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "keyway_extproc_in_flight",
 			Help: "Requests whose holds this instance keeps alive.",

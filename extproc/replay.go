@@ -2,46 +2,44 @@ package extproc
 
 import (
 	"context"
-	"time"
+	"errors"
 
+	"keyway/domain"
+	"keyway/journal"
 	"keyway/telemetry"
 )
 
-// replayPause is how long the replay rests when nothing waits or the store does not answer.
-const replayPause = 200 * time.Millisecond
-
-// replay lands what waits in the journal, oldest first, until ctx ends.
-func (s *Server) replay(ctx context.Context) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-			for s.replayOldest(ctx) && ctx.Err() == nil {
-			}
-			timer.Reset(replayPause)
-		}
+// newReplay says how settlements that wait in the journal land.
+func (s *Server) newReplay() *journal.Replay[domain.Settlement] {
+	return &journal.Replay[domain.Settlement]{
+		Journal: s.journal, Land: s.landWaiting, Timeout: storeTimeout, Final: domain.ErrRefused,
+		Stays: s.staysWaiting, SetAside: s.setAside,
 	}
 }
 
-// replayOldest reports whether there was one and it landed.
-func (s *Server) replayOldest(ctx context.Context) bool {
-	settlement, ok := s.journal.Oldest()
-	if !ok {
-		return false
-	}
-	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
-	defer cancel()
+// landWaiting lands a settlement of the journal, and ends what kept its reservation open.
+func (s *Server) landWaiting(ctx context.Context, settlement domain.Settlement) error {
 	result, err := s.land(ctx, settlement)
 	if err != nil {
-		return false
+		return err
 	}
 	s.leases.drop(settlement.Decision.RequestID)
 	s.settled(settlement, result)
-	if err := s.journal.Landed(); err != nil {
-		s.logger.Error("journal", telemetry.Err(err))
+	return nil
+}
+
+// staysWaiting logs what the store's own alarms do not tell.
+func (s *Server) staysWaiting(settlement domain.Settlement, err error) {
+	if !errors.Is(err, domain.ErrStoreDown) {
+		s.logger.Error("a settlement of the journal does not land", telemetry.RequestID(settlement.Decision.RequestID), telemetry.Err(err))
 	}
-	return true
+}
+
+// setAside gives up a settlement that the store never takes; its reservation is
+// left to the sweeper.
+func (s *Server) setAside(settlement domain.Settlement, err error) {
+	s.leases.drop(settlement.Decision.RequestID)
+	s.metrics.refused.Inc()
+	s.logger.Error("the store refuses a settlement for good; it is set aside and left to the sweeper",
+		telemetry.RequestID(settlement.Decision.RequestID), telemetry.Err(err), "file", s.journal.RefusedPath())
 }

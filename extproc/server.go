@@ -175,6 +175,7 @@ func (s *Server) Run(ctx context.Context) error {
 	for _, waiting := range j.Waiting() {
 		s.keepOpen(waiting.Decision)
 	}
+	replay := s.newReplay()
 	server := telemetry.NewGRPC(recvBytes)
 	extprocv3.RegisterExternalProcessorServer(server, s)
 	accesslogv3.RegisterAccessLogServiceServer(server, s)
@@ -186,7 +187,7 @@ func (s *Server) Run(ctx context.Context) error {
 			func(context.Context) error { return s.runRelay(stopping) },
 			func(ctx context.Context) error { s.awaitQuiet(ctx, stopping); return nil },
 			func(ctx context.Context) error { s.leases.run(ctx); return nil },
-			func(ctx context.Context) error { s.replay(ctx); return nil },
+			func(ctx context.Context) error { replay.Run(ctx); return nil },
 			func(ctx context.Context) error { s.calibration.run(ctx); return nil },
 			func(ctx context.Context) error { s.evidence.run(ctx); return nil },
 			func(ctx context.Context) error {
@@ -205,7 +206,10 @@ func (s *Server) Run(ctx context.Context) error {
 	})
 	// What is still open is settled by the exits of the streams' handlers.
 	s.watches.Wait()
-	s.landJournal()
+	replay.Drain(context.Background())
+	if n := s.journal.Len(); n > 0 {
+		s.logger.Warn("settlements stay in the journal for the next start", slog.Int("count", n))
+	}
 	return errors.Join(err, s.journal.Close())
 }
 
@@ -216,14 +220,6 @@ func (s *Server) runRelay(stopping <-chan struct{}) error {
 		return nil
 	}
 	return s.relay.run(s.relayListener, stopping, s.stopTimeout)
-}
-
-func (s *Server) landJournal() {
-	for s.replayOldest(context.Background()) {
-	}
-	if n := s.journal.Len(); n > 0 {
-		s.logger.Warn("settlements stay in the journal for the next start", slog.Int("count", n))
-	}
 }
 
 // Process implements envoy.service.ext_proc.v3.ExternalProcessor for both sides.

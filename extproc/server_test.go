@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
 	"keyway/config"
@@ -32,6 +34,8 @@ type fakeStore struct {
 	moves    []domain.SlotMove
 	attempts int
 	stored   []domain.StoredID
+	// poison is a request whose settlement is refused for good.
+	poison string
 }
 
 func (f *fakeStore) Remember(_ context.Context, made domain.StoredID, _ time.Duration) error {
@@ -49,6 +53,9 @@ func (f *fakeStore) Settle(_ context.Context, s domain.Settlement) (domain.Settl
 	f.attempts++
 	if f.err != nil {
 		return 0, f.err
+	}
+	if s.Decision.RequestID == f.poison && f.poison != "" {
+		return 0, domain.ErrRefused
 	}
 	if _, ok := f.settled[s.Decision.RequestID]; ok {
 		return domain.SettleAlready, nil
@@ -382,11 +389,45 @@ func TestSettlementWaitsInTheJournalForTheStore(t *testing.T) {
 	store.fail(domain.ErrStoreDown)
 	s.settle(settlementOf("late"))
 	require.Equal(t, 1, s.journal.Len())
-	require.False(t, s.replayOldest(t.Context()), "the store is still away")
+	s.newReplay().Drain(t.Context())
+	require.Equal(t, 1, s.journal.Len(), "the store is still away")
 	store.fail(nil)
-	require.True(t, s.replayOldest(t.Context()))
+	s.newReplay().Drain(t.Context())
 	require.Zero(t, s.journal.Len())
 	require.Equal(t, "late", store.get(t, "late").Record.RequestID)
+}
+
+// What the store never takes is out of the way of what it takes, and its request
+// is given to the sweeper.
+func TestSettlementThatIsRefusedForGoodIsSetAside(t *testing.T) {
+	t.Parallel()
+	s, store := newServer(t)
+	store.fail(domain.ErrStoreDown)
+	s.settle(settlementOf("poison"))
+	s.settle(settlementOf("after"))
+	require.Equal(t, 2, s.leases.len(), "the sweeper keeps off while they wait")
+	store.fail(nil)
+	store.poison = "poison"
+	s.newReplay().Drain(t.Context())
+	require.Zero(t, s.journal.Len())
+	require.Equal(t, "after", store.get(t, "after").Record.RequestID)
+	require.Zero(t, s.leases.len())
+	require.InDelta(t, 1, testutil.ToFloat64(s.metrics.refused), 0)
+	aside, err := openJournal(copyOf(t, s.journal.RefusedPath()), s.journalSize)
+	require.NoError(t, err)
+	require.Equal(t, 1, aside.Len())
+	require.Equal(t, "poison", aside.Waiting()[0].Decision.RequestID)
+	require.NoError(t, aside.Close())
+}
+
+// copyOf is a file as a process would find it after the end of the one that has it open.
+func copyOf(t *testing.T, path string) string {
+	t.Helper()
+	raw, err := os.ReadFile(path)
+	require.NoError(t, err)
+	copied := filepath.Join(t.TempDir(), "copy")
+	require.NoError(t, os.WriteFile(copied, raw, 0o600))
+	return copied
 }
 
 func TestAccessLogSettlesWhatNobodyWatched(t *testing.T) {

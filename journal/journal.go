@@ -11,10 +11,19 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 )
 
-// ErrFull: the journal holds as much as it may.
-var ErrFull = errors.New("journal is full")
+// Errors of a journal.
+var (
+	// ErrFull: the journal holds as much as it may.
+	ErrFull = errors.New("journal is full")
+	// ErrInUse: another process has the file open.
+	ErrInUse = errors.New("in use by another process: give each process a --journal of its own, or stop the other one first")
+)
+
+// refusedSuffix makes the name of the file to which SetAside moves entries.
+const refusedSuffix = ".refused"
 
 const (
 	headerBytes = 8
@@ -35,19 +44,24 @@ type Codec[T any] struct {
 // harmless. It is safe for concurrent use.
 type Journal[T any] struct {
 	codec    Codec[T]
+	path     string
 	maxBytes int64
 
 	mu    sync.Mutex
 	file  *os.File
 	size  int64
 	queue []T
+	// aside is nil until an entry is set aside.
+	aside *Journal[T]
 }
 
 // Open reads what an earlier process left; the folder is made. An entry cut
 // short by a crash ends the reading, because what follows cannot be told apart,
 // and is overwritten. One that is whole and that the codec cannot read is another
 // program's, or a newer one's: it is an error, and stays. maxBytes bounds the
-// file. The other errors are those of the disk.
+// file. The file is locked until Close or the end of the process, because two
+// that write to one file destroy each other's entries; where it is locked already
+// the error is ErrInUse. The other errors are those of the disk.
 func Open[T any](path string, maxBytes int64, codec Codec[T]) (*Journal[T], error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("make journal folder: %w", err)
@@ -56,7 +70,10 @@ func Open[T any](path string, maxBytes int64, codec Codec[T]) (*Journal[T], erro
 	if err != nil {
 		return nil, fmt.Errorf("open journal: %w", err)
 	}
-	j := &Journal[T]{codec: codec, maxBytes: maxBytes, file: file}
+	if err := lock(file); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock journal %s: %w", path, err), file.Close())
+	}
+	j := &Journal[T]{codec: codec, path: path, maxBytes: maxBytes, file: file}
 	if err := j.read(); err != nil {
 		return nil, errors.Join(fmt.Errorf("read journal %s: %w", path, err), file.Close())
 	}
@@ -67,6 +84,16 @@ func Open[T any](path string, maxBytes int64, codec Codec[T]) (*Journal[T], erro
 		return nil, errors.Join(fmt.Errorf("seek journal: %w", err), file.Close())
 	}
 	return j, nil
+}
+
+// lock makes the file this process's own. The kernel gives it up with the last
+// descriptor, so a killed process leaves nothing to clean up.
+func lock(file *os.File) error {
+	err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return ErrInUse
+	}
+	return err
 }
 
 // read takes in the entries of the file, up to its end or a torn one.
@@ -158,6 +185,10 @@ func (j *Journal[T]) Oldest() (e T, ok bool) {
 func (j *Journal[T]) Landed() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	return j.landed()
+}
+
+func (j *Journal[T]) landed() error {
 	j.queue = j.queue[1:]
 	if len(j.queue) > 0 {
 		return nil
@@ -172,6 +203,32 @@ func (j *Journal[T]) Landed() error {
 	j.size = 0
 	return nil
 }
+
+// SetAside moves the oldest entry, which is never going to land, out of the way of
+// those behind it: into a journal of its own beside this one, RefusedPath, of the
+// same bound. While there is no room the entry stays, and the error is ErrFull.
+func (j *Journal[T]) SetAside() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if len(j.queue) == 0 {
+		return nil
+	}
+	if j.aside == nil {
+		aside, err := Open(j.RefusedPath(), j.maxBytes, j.codec)
+		if err != nil {
+			return fmt.Errorf("open journal of what is refused: %w", err)
+		}
+		j.aside = aside
+	}
+	if err := j.aside.Append(j.queue[0]); err != nil {
+		return fmt.Errorf("set entry aside: %w", err)
+	}
+	return j.landed()
+}
+
+// RefusedPath is where entries lie that were set aside. The file is a journal
+// like any other.
+func (j *Journal[T]) RefusedPath() string { return j.path + refusedSuffix }
 
 // Waiting lists the entries, oldest first.
 func (j *Journal[T]) Waiting() []T {
@@ -195,4 +252,12 @@ func (j *Journal[T]) Size() int64 {
 }
 
 // Close closes the file; entries that wait stay in it.
-func (j *Journal[T]) Close() error { return j.file.Close() }
+func (j *Journal[T]) Close() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	err := j.file.Close()
+	if j.aside != nil {
+		err = errors.Join(err, j.aside.Close())
+	}
+	return err
+}

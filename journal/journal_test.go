@@ -113,6 +113,7 @@ func TestJournalRefusesWhatCannotBeRead(t *testing.T) {
 	require.ErrorContains(t, j.Append(""), "nothing to write")
 	require.ErrorContains(t, j.Append(string(make([]byte, maxEntryBytes+1))), "too many")
 	require.Zero(t, fileSize(t, path))
+	require.NoError(t, j.Close())
 	require.NoError(t, os.WriteFile(path, []byte("\xff\xff\xff\xff and what follows"), 0o600))
 	require.Zero(t, journalAt(t, path, 1<<20).Len())
 }
@@ -123,10 +124,25 @@ func TestJournalKeepsWhatIsNotItsOwn(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal")
 	j := journalAt(t, path, 1<<20)
 	require.NoError(t, j.Append("one"))
+	require.NoError(t, j.Close())
 	size := fileSize(t, path)
 	other := texts
 	other.Decode = func([]byte) (string, error) { return "", errors.New("what is this") }
 	_, err := Open(path, 1<<20, other)
 	require.ErrorContains(t, err, "entry 1 is not one of this program's: what is this")
 	require.Equal(t, size, fileSize(t, path))
+}
+
+// Two that write to one file would destroy each other's entries.
+func TestJournalHasOneOwner(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "journal")
+	first := journalAt(t, path, 1<<20)
+	require.NoError(t, first.Append("one"))
+	_, err := Open(path, 1<<20, texts)
+	require.ErrorIs(t, err, ErrInUse)
+	require.ErrorContains(t, err, path)
+	require.NoError(t, first.Append("two"), "the owner goes on")
+	require.NoError(t, first.Close())
+	require.Equal(t, []string{"one", "two"}, journalAt(t, path, 1<<20).Waiting())
 }

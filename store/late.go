@@ -13,10 +13,10 @@ import (
 // request is open from now on, and is swept like any other. Idempotent: a request
 // that is charged already, or has ended, stays as it is, so it does not matter
 // whether its settlement was here first. Where windows have to be rebuilt first,
-// it fails with domain.ErrStoreDown.
+// it fails with domain.ErrStoreDown; with domain.ErrRefused where it never works.
 func (s *Store) AdmitLate(ctx context.Context, d domain.Decision) error {
 	if err := checkHolds(d.Holds); err != nil {
-		return fmt.Errorf("admit late: %w", err)
+		return fmt.Errorf("admit late: %w: %w", domain.ErrRefused, err)
 	}
 	if d.Lease <= 0 {
 		d.Lease = domain.DefaultLease
@@ -24,7 +24,7 @@ func (s *Store) AdmitLate(ctx context.Context, d domain.Decision) error {
 	d.Candidates = withoutSlots(d.Candidates)
 	calls, err := admitCalls(d, s.seen(domain.ShardOf(d.Identity)))
 	if err != nil {
-		return fmt.Errorf("admit late: %w", err)
+		return fmt.Errorf("admit late: %w: %w", domain.ErrRefused, err)
 	}
 	own, region := split(d.Identity, d.Holds)
 	parts := []part{own, region}[:len(calls)]

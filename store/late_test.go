@@ -1,7 +1,9 @@
 package store
 
 import (
+	"context"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -65,4 +67,31 @@ func TestAdmitLateWaitsForARebuild(t *testing.T) {
 	require.NoError(t, b.Rebuild(t.Context(), b.lostShard(t), b.ledger))
 	require.NoError(t, b.AdmitLate(t.Context(), late))
 	require.Equal(t, windows(100, 1), b.windows(t))
+}
+
+// What never works is told from what may work later: a journal that waits for it
+// would wait for ever.
+func TestRefusedForGood(t *testing.T) {
+	t.Parallel()
+	s, o := shared(t), newTenant()
+	damaged := o.decide(o.hold(domain.LimitRPM, 60, 1))
+	key := reservationKey(domain.ShardOf(damaged.Identity), damaged.RequestID)
+	require.NoError(t, s.client.Set(t.Context(), key, "not a hash", time.Minute).Err())
+	unknown := o.decide(o.hold("moons", 60, 1))
+	for name, d := range map[string]domain.Decision{"another type": damaged, "unknown kind": unknown} {
+		require.ErrorIs(t, s.AdmitLate(t.Context(), d), domain.ErrRefused, name)
+		_, err := s.Settle(t.Context(), ends(d, 1, 10))
+		require.ErrorIs(t, err, domain.ErrRefused, name)
+		require.NotErrorIs(t, err, domain.ErrStoreDown, name)
+	}
+	strange := ends(o.decide(o.hold(domain.LimitRPM, 60, 1)), 1, 10)
+	strange.Record.RequestID = "another"
+	_, err := s.Settle(t.Context(), strange)
+	require.ErrorIs(t, err, domain.ErrRefused)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = s.Settle(ctx, ends(o.decide(o.hold(domain.LimitRPM, 60, 1)), 1, 10))
+	require.Error(t, err)
+	require.NotErrorIs(t, err, domain.ErrRefused, "the caller has left")
 }

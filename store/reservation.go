@@ -248,14 +248,14 @@ func (s *Store) Refund(ctx context.Context, d domain.Decision) error {
 // Settle ends a reservation: buckets go from what was held to what was used,
 // leases end, and the record lies in the outbox. All of it is one step except
 // for the region's own buckets and the channel's slot, which follow in the same
-// pipeline.
+// pipeline. It fails with domain.ErrRefused where it never works.
 func (s *Store) Settle(ctx context.Context, settlement domain.Settlement) (domain.SettleResult, error) {
 	d, record := settlement.Decision, settlement.Record
 	if err := checkHolds(d.Holds); err != nil {
-		return 0, fmt.Errorf("settle request: %w", err)
+		return 0, fmt.Errorf("settle request: %w: %w", domain.ErrRefused, err)
 	}
 	if d.RequestID == "" || d.RequestID != record.RequestID {
-		return 0, fmt.Errorf("settle request: the record of %q does not belong to %q", record.RequestID, d.RequestID)
+		return 0, fmt.Errorf("settle request: %w: the record of %q does not belong to %q", domain.ErrRefused, record.RequestID, d.RequestID)
 	}
 	model := d.ModelOf(d.Last(record.Attempt))
 	record.Budgets = budgetNames(chargedFor(d, model))

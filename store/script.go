@@ -133,8 +133,14 @@ var downPrefixes = []string{
 	"MISCONF", "OOM", "BUSY ", "ERR max number of clients",
 }
 
+// refusedPrefixes begin the replies that the same call gets however often it is
+// made: it does not fit what is stored. A lack of rights is none of them, because
+// it is true of every call until somebody mends it.
+var refusedPrefixes = []string{"WRONGTYPE ", "CROSSSLOT ", "ERR user_script:", "ERR value is not "}
+
 // explain wraps err with what was being done. Whatever is not an answer of the
-// server, and every answer that says "not now", becomes domain.ErrStoreDown.
+// server, and every answer that says "not now", becomes domain.ErrStoreDown; an
+// answer that says "never" becomes domain.ErrRefused.
 // The caller's own cancellation stays what it is.
 func (s *Store) explain(ctx context.Context, act string, err error) error {
 	switch {
@@ -150,6 +156,11 @@ func (s *Store) explain(ctx context.Context, act string, err error) error {
 		for _, prefix := range downPrefixes {
 			if strings.HasPrefix(reply.Error(), prefix) {
 				return fmt.Errorf("%s: %w: %w", act, domain.ErrStoreDown, err)
+			}
+		}
+		for _, prefix := range refusedPrefixes {
+			if strings.HasPrefix(reply.Error(), prefix) {
+				return fmt.Errorf("%s: %w: %w", act, domain.ErrRefused, err)
 			}
 		}
 		return fmt.Errorf("%s: %w", act, err)
