@@ -49,6 +49,9 @@ var failures = []struct {
 	{"500", []fallback{failH1, failH2}, `"status":500`, 500},
 	{"503", []fallback{failH1, failH2}, `"status":503`, 503},
 	{"529", []fallback{failH1, failH2}, `"status":529`, 529},
+	{"a status of an edge", []fallback{failH1, failH2}, `"status":524`, 524},
+	{"a redirect", []fallback{failH1, failH2}, `"status":307,"headers":{"Location":"https://elsewhere.example/v1"}`, 307},
+	{"an answer that tells Envoy not to go on", []fallback{failH1}, `"status":429,"headers":{"X-Envoy-Ratelimited":"true"}`, 429},
 	{"401", []fallback{failH1, failH2}, `"status":401`, 401},
 	{"an HTML page", []fallback{failH1, failH2}, `"fail":"html"`, 502},
 	{"reset before headers", []fallback{failH1, failH2}, `"reset_after":{"before_headers":true}`, 0},
@@ -173,6 +176,8 @@ func TestAllChannelsFail(t *testing.T) {
 		{"429 responses", `{"status":429,"retry_after":{"seconds":600}}`, domain.APIResponses, 429, "rate_limit_error", 429, false},
 		{"401 chat", `{"status":401}`, domain.APIChat, 502, "server_error", 401, true},
 		{"401 messages", `{"status":401}`, domain.APIMessages, 500, "api_error", 401, true},
+		{"redirect chat", `{"status":308,"headers":{"Location":"/v2"}}`, domain.APIChat, 502, "server_error", 308, true},
+		{"redirect messages", `{"status":302,"headers":{"Location":"https://elsewhere.example/v1"}}`, domain.APIMessages, 500, "api_error", 302, true},
 		{"HTML chat", `{"fail":"html"}`, domain.APIChat, 502, "server_error", 502, true},
 		{"reset chat", `{"reset_after":{"before_headers":true}}`, domain.APIChat, 502, "server_error", 0, true},
 		{"reset messages", `{"reset_after":{"before_headers":true}}`, domain.APIMessages, 500, "api_error", 0, true},
@@ -185,6 +190,7 @@ func TestAllChannelsFail(t *testing.T) {
 			assert.Equal(t, "application/json", got.Header.Get("Content-Type"))
 			assert.Equal(t, tc.kind, errorTypeOf(t, got.body))
 			if tc.ownWords {
+				assert.Empty(t, got.Header.Get("Location"))
 				requireNoInsides(t, got, "Incorrect API key", "upstream edge", faceKey("a"), faceKey("b"))
 			}
 			if wait := got.Header.Get("Retry-After"); wait != "" {

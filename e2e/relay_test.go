@@ -37,6 +37,7 @@ var firstFails = map[string]struct {
 	"an error event behind the start":  {`"error":{"after_frames":1}%s`, 200},
 	"a clean end at once":              {`"close_after":{}%s`, 200},
 	"a reset before the headers":       {`"reset_after":{"before_headers":true}%s`, 0},
+	"a redirect":                       {`"status":308,"headers":{"Location":"https://elsewhere.example/v1"}%s`, 308},
 	"a reset before the first output":  {`"delay_first_byte_ms":100,"reset_after":{"frames":1}%s`, 200},
 	"an error with the form of others": {`"error":{"after_frames":1,"type":"insufficient_quota","form":"both"}%s`, 200},
 }
@@ -104,6 +105,7 @@ func TestRelayTellsTheLastError(t *testing.T) {
 				{"long fault of the client", "think-a", `{"status":400,"body":{"pattern":"[1,2,3]      ","size":300000}%s}`, 400, ""},
 				{"overload", "think-a", `{"status":503%s}`, 503, "overloaded"},
 				{"our credential", "think-a", `{"status":401%s}`, 502, "the gateway's own credential"},
+				{"a redirect", "think-a", `{"status":302,"headers":{"Location":"/v2"}%s}`, 502, "does not follow"},
 				{"a page of HTML", "think-a", `{"fail":"html"%s}`, 502, "status 502"},
 				{"reset before the headers", "think-a", `{"reset_after":{"before_headers":true}%s}`, 502, "could be reached"},
 				{"no headers in time", "think-hasty", `{"delay_headers_ms":60000,"only_face":"a"}`, 200, ""},

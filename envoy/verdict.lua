@@ -1,10 +1,7 @@
 -- Marks an upstream answer that the next channel should replace, and notes
 -- what this attempt answered. Synchronous, so it may take part in the response.
 local channel, namespace, key, mark = "CHANNEL", "NAMESPACE", "ATTEMPTS", "HEADER"
-local classes = {
-  ["401"] = "auth", ["403"] = "auth", ["429"] = "rate",
-  ["500"] = "server", ["502"] = "server", ["503"] = "overload", ["504"] = "server", ["529"] = "overload",
-}
+local classes = { ["401"] = "auth", ["403"] = "auth", ["429"] = "rate", ["503"] = "overload", ["529"] = "overload" }
 -- Statuses whose body tells money, a rate and a fault of the client apart, or
 -- how long to wait.
 local telling = { ["400"] = true, ["402"] = true, ["403"] = true, ["429"] = true, ["503"] = true, ["529"] = true }
@@ -44,6 +41,15 @@ local function out_of_money(text)
   return false
 end
 
+-- What is wrong with the channel; nil where the request is. Every other 5xx, of
+-- which edges have their own, is the server's fault, and so is a redirect: nobody
+-- follows one, least of all a client with its key.
+local function class_of(status, text)
+  if classes[status] then return classes[status] end
+  if status:find("^[35]") then return "server" end
+  if (status == "400" or status == "402") and out_of_money(text) then return "quota" end
+end
+
 -- Go reads what is noted, and judges by it what is wrong with the channel.
 local function note(handle, status, detail)
   local meta = handle:streamInfo():dynamicMetadata()
@@ -59,13 +65,13 @@ local function verdict(handle)
   local status = headers:get(":status")
   headers:remove(mark)
   if status:sub(1, 1) == "2" then return end
+  headers:remove("x-envoy-ratelimited") -- Envoy would not go on, whoever said it
   local final = headers:get("x-should-retry") == "false"
   local head, text = waits(headers), ""
   if telling[status] then text = text_of(handle, headers) end
   note(handle, status, head .. "\n" .. text:sub(1, longest_body))
   if final then return end
-  local class = classes[status]
-  if class == nil and (status == "400" or status == "402") and out_of_money(text) then class = "quota" end
+  local class = class_of(status, text)
   -- The header object is dead once the body was waited for.
   if class ~= nil then handle:headers():replace(mark, class) end
 end

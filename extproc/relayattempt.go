@@ -59,7 +59,7 @@ func (x *relayed) answered(ctx context.Context, candidate domain.Candidate, resp
 	if reason := resp.Header.Get(envoy.HeaderReply); reason != "" {
 		return x.unanswered(candidate, reason), false
 	}
-	if resp.StatusCode < 400 {
+	if resp.StatusCode < 300 {
 		return x.serve(ctx, resp)
 	}
 	detail := x.note(candidate, resp)

@@ -86,7 +86,7 @@ func (s *Server) begin(d domain.Decision, a answer) (*watch, watchPlan) {
 		s.blameUnseen(d, a.attempts, a.notes)
 	}
 	switch {
-	case a.status >= 400:
+	case a.status >= 300:
 		plan.replace = replacement(a)
 		w.blame()
 		w.settle(domain.OutcomeFailed)
@@ -145,6 +145,10 @@ func replacement(a answer) *domain.Error {
 			Code:    domain.CodeUpstream,
 			Message: "The provider refused the gateway's own credential for this model. Give your operator the request id.",
 		}
+	}
+	if a.status < 400 {
+		// A client would send its key along to wherever it leads.
+		return domain.Errorf(domain.CodeUpstream, "The provider answered with a redirect (%d), which this gateway does not follow. Try again.", a.status)
 	}
 	if _, ok := bodyFormat(a); ok && !a.ended {
 		return nil

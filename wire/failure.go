@@ -91,7 +91,7 @@ func (f Failure) reason(codes []string) domain.CooldownReason {
 		return slices.ContainsFunc(codes, func(code string) bool { return slices.Contains(known, code) })
 	}
 	status := f.Status
-	if status >= 200 && status < 400 {
+	if status >= 200 && status < 300 {
 		status = statusInside(codes)
 	}
 	switch {
@@ -105,7 +105,7 @@ func (f Failure) reason(codes []string) domain.CooldownReason {
 		return domain.ReasonRate
 	case status == 503, status == 529, status < 400 && says(overloadCodes):
 		return domain.ReasonOverload
-	case status == 403, status >= 500, status < 400 && says(serverCodes):
+	case status == 403, status >= 500, status/100 == 3, status < 400 && says(serverCodes):
 		return domain.ReasonServer
 	}
 	return domain.ReasonNone
