@@ -27,6 +27,7 @@ func (w *Watcher) event(name []byte) {
 	case domain.APISpeech, domain.APITranscriptions, domain.APITranslations, domain.APIImages, domain.APIImageEdits:
 		w.mediaEvent(name)
 	default:
+		w.use(w.raw(slotInnerUsage))
 		w.use(w.raw(slotUsage))
 	}
 }

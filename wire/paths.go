@@ -12,6 +12,7 @@ const (
 	slotModel
 	slotTier
 	slotUsage
+	slotInnerUsage
 	slotStartUsage
 	slotChoices
 	slotChoice
@@ -193,6 +194,9 @@ var chatPaths = newPathTable(errorPaths, []path{
 	{"model", slotModel, keepRaw},
 	{"service_tier", slotTier, keepRaw},
 	{"usage", slotUsage, keepRaw},
+	// Moonshot streams usage in the last choice, Groq in a member of its own.
+	{"choices[].usage", slotInnerUsage, keepRaw},
+	{"x_groq.usage", slotInnerUsage, keepRaw},
 	{"choices", slotChoices, 0},
 	{"choices[]", slotChoice, reportEnd},
 	{"choices[].index", slotIndex, keepRaw},
@@ -203,8 +207,8 @@ var chatPaths = newPathTable(errorPaths, []path{
 func chatText(at string) []path {
 	list := []path{}
 	for _, key := range []string{
-		"content", "content[].text", "reasoning_content", "reasoning", "refusal",
-		"tool_calls[].function.name", "tool_calls[].function.arguments",
+		"content", "content[].text", "content[].thinking[].text", "reasoning_content", "reasoning", "refusal", "audio.transcript",
+		"tool_calls[].function.name", "tool_calls[].function.arguments", "tool_calls[].custom.name", "tool_calls[].custom.input",
 		"function_call.name", "function_call.arguments",
 	} {
 		list = append(list, path{at + key, noSlot, isText})

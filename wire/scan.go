@@ -197,7 +197,8 @@ func (s *scanner) begin(c byte, i int) {
 		if n.does&isText != 0 && s.text != nil {
 			s.sink = sinkText
 		}
-	case c == '-' || isDigit(c) || c == 't' || c == 'f' || c == 'n':
+	case c == '-' || isDigit(c) || c == 't' || c == 'f' || c == 'n',
+		c == 'N' || c == 'I': // NaN and Infinity, which Python's servers write into logprobs
 		s.state = scanScalar
 	default:
 		s.state = scanBroken

@@ -54,8 +54,9 @@ func (t *tally) set(f countField, n int64) {
 func (t *tally) has(f countField) bool { return t.known&(1<<f) != 0 }
 
 // apply overlays the fields of one raw usage object. Fields that are null,
-// negative, fractional or beyond belief are left as they were. It returns
-// false, and changes nothing, for what is no JSON object.
+// negative or beyond belief are left as they were; a number that is written as
+// a fraction or in quotes is read as a whole one. It returns false, and changes
+// nothing, for what is no JSON object.
 func (t *tally) apply(raw []byte) bool {
 	if len(raw) == 0 || raw[0] != '{' || !utf8.Valid(raw) {
 		return false
@@ -80,7 +81,8 @@ func (t *tally) member(r *reader, key []byte) bool {
 		return t.number(r, countOutput)
 	case "total_tokens":
 		return t.number(r, countTotal)
-	case "cache_read_input_tokens":
+	// Moonshot and DeepSeek tell the cached part beside the prompt, inside it.
+	case "cache_read_input_tokens", "cached_tokens", "prompt_cache_hit_tokens":
 		return t.number(r, countCacheRead)
 	case "cache_creation_input_tokens":
 		return t.number(r, countCacheWrite)
@@ -162,7 +164,13 @@ func (t *tally) number(r *reader, f countField) bool {
 	if !r.skip() {
 		return false
 	}
-	if n, ok := parseCount(r.b[begin:r.i], maxCount); ok {
+	raw := r.b[begin:r.i]
+	n, ok := parseCount(raw, maxCount)
+	if !ok {
+		// Backends in languages with one kind of number write 12.0, some "12".
+		n, ok = parseCeiling(bytes.Trim(raw, `"`))
+	}
+	if ok {
 		t.set(f, n)
 	}
 	return true

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/big"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -190,6 +191,17 @@ func TestBoundaryWithoutStrip(t *testing.T) {
 	assert.True(t, w.AtBoundary())
 }
 
+// A usage of the whole answer goes before one that stands elsewhere.
+func TestInnerUsageGivesWay(t *testing.T) {
+	t.Parallel()
+	for outer, want := range map[string]int64{"null": 5, `{"prompt_tokens":7,"completion_tokens":6}`: 6} {
+		frame := `data: {"usage":` + outer + `,"choices":[{"delta":{},"usage":{"prompt_tokens":7,"completion_tokens":5}}]}` + "\n\n"
+		got := run(WatchOptions{API: domain.APIChat, Format: FormatSSE}, []byte(frame)).result
+		assert.True(t, got.HasUsage, outer)
+		assert.Equal(t, domain.Usage{InputUncached: 7, Output: want}, got.Usage, outer)
+	}
+}
+
 func TestCount(t *testing.T) {
 	t.Parallel()
 	exact := Result{HasUsage: true, Usage: domain.Usage{InputUncached: 1, Output: 2}, OutputTokensEstimate: 9}
@@ -335,18 +347,7 @@ func usageOracle(body []byte) (map[countField]int64, bool) {
 	if json.Unmarshal(doc["usage"], &usage) != nil {
 		return got, true
 	}
-	read := func(from map[string]json.RawMessage, name string, f countField) {
-		var n json.Number
-		raw := from[name]
-		if len(raw) == 0 || raw[0] == '"' || json.Unmarshal(raw, &n) != nil {
-			return
-		}
-		if v, err := n.Int64(); err == nil && v >= 0 && v <= maxCount && !bytes.HasPrefix(raw, []byte("-")) {
-			got[f] = v
-		}
-	}
-	ceiling := func(name string, f countField) {
-		raw := string(usage[name])
+	ceiling := func(raw string, f countField) {
 		n, ok := new(big.Rat).SetString(raw)
 		if !ok || strings.ContainsAny(raw, "eE-/\"") {
 			return
@@ -356,14 +357,24 @@ func usageOracle(body []byte) (map[countField]int64, bool) {
 			got[f] = whole.Int64()
 		}
 	}
-	ceiling("search_units", countSearchUnits)
-	ceiling("seconds", countSeconds)
+	read := func(from map[string]json.RawMessage, name string, f countField) {
+		raw := string(from[name])
+		if raw == strconv.Itoa(maxCount) {
+			got[f] = maxCount
+			return
+		}
+		ceiling(strings.Trim(raw, `"`), f)
+	}
+	ceiling(string(usage["search_units"]), countSearchUnits)
+	ceiling(string(usage["seconds"]), countSeconds)
 	read(usage, "prompt_tokens", countPrompt)
 	read(usage, "input_tokens", countPrompt)
 	read(usage, "completion_tokens", countOutput)
 	read(usage, "output_tokens", countOutput)
 	read(usage, "total_tokens", countTotal)
 	read(usage, "cache_read_input_tokens", countCacheRead)
+	read(usage, "cached_tokens", countCacheRead)
+	read(usage, "prompt_cache_hit_tokens", countCacheRead)
 	read(usage, "cache_creation_input_tokens", countCacheWrite)
 	var details func(from map[string]json.RawMessage, name string, of parts)
 	details = func(from map[string]json.RawMessage, name string, of parts) {
@@ -396,7 +407,7 @@ func repeatsKey(body []byte) bool {
 		{`"prompt_tokens"`, `"input_tokens"`},
 		{`"completion_tokens"`, `"output_tokens"`},
 		{`"total_tokens"`},
-		{`"cached_tokens"`, `"cache_read_input_tokens"`},
+		{`"cached_tokens"`, `"cache_read_input_tokens"`, `"prompt_cache_hit_tokens"`},
 		{`"cache_write_tokens"`, `"cache_creation_input_tokens"`},
 		{`"reasoning_tokens"`, `"thinking_tokens"`},
 		{`"ephemeral_5m_input_tokens"`},
