@@ -179,6 +179,7 @@ func (s *Server) Run(ctx context.Context) error {
 	server := telemetry.NewGRPC(recvBytes)
 	extprocv3.RegisterExternalProcessorServer(server, s)
 	accesslogv3.RegisterAccessLogServiceServer(server, s)
+	endUpkeep := s.upkeep(ctx, replay)
 	stopping := make(chan struct{})
 	err = telemetry.ServeGRPC(ctx, telemetry.ServeGRPCOptions{
 		Server: server, Listener: s.listener, Health: s.health, StopLimit: s.stopTimeout,
@@ -186,10 +187,6 @@ func (s *Server) Run(ctx context.Context) error {
 		Background: []func(context.Context) error{
 			func(context.Context) error { return s.runRelay(stopping) },
 			func(ctx context.Context) error { s.awaitQuiet(ctx, stopping); return nil },
-			func(ctx context.Context) error { s.leases.run(ctx); return nil },
-			func(ctx context.Context) error { replay.Run(ctx); return nil },
-			func(ctx context.Context) error { s.calibration.run(ctx); return nil },
-			func(ctx context.Context) error { s.evidence.run(ctx); return nil },
 			func(ctx context.Context) error {
 				if s.prober != nil {
 					s.prober.run(ctx)
@@ -206,11 +203,27 @@ func (s *Server) Run(ctx context.Context) error {
 	})
 	// What is still open is settled by the exits of the streams' handlers.
 	s.watches.Wait()
+	endUpkeep()
 	replay.Drain(context.Background())
 	if n := s.journal.Len(); n > 0 {
 		s.logger.Warn("settlements stay in the journal for the next start", slog.Int("count", n))
 	}
 	return errors.Join(err, s.journal.Close())
+}
+
+// upkeep does what open requests need for as long as there are any, which is
+// beyond the end of gRPC: streams of the relay may outlive it, and without their
+// leases would be swept. The function that it returns ends it.
+func (s *Server) upkeep(ctx context.Context, replay *journal.Replay[domain.Settlement]) (end func()) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	var running sync.WaitGroup
+	for _, run := range []func(context.Context){s.leases.run, replay.Run, s.calibration.run, s.evidence.run} {
+		running.Go(func() { run(ctx) })
+	}
+	return func() {
+		cancel()
+		running.Wait()
+	}
 }
 
 // runRelay serves the relay, where there is one, until the stop begins; its

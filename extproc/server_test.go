@@ -115,7 +115,8 @@ func (f *fakeSecrets) Resolve(ref string) (secret.Secret, error) {
 
 var start = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 
-func newServer(t *testing.T) (*Server, *fakeStore) {
+// newOptions are those of a server that is not listening yet.
+func newOptions(t *testing.T) (Options, *fakeStore) {
 	t.Helper()
 	store := &fakeStore{settled: map[string]domain.Settlement{}, gone: map[string]bool{}}
 	holder := &config.Holder{}
@@ -124,18 +125,23 @@ func newServer(t *testing.T) (*Server, *fakeStore) {
 		"a": {Name: "a", Provider: openai, SecretRef: "env:A", Organization: "org-a"},
 		"b": {Name: "b", Provider: openai, SecretRef: "env:B"},
 	}})
-	registry := prometheus.NewRegistry()
-	s, err := New(Options{
+	return Options{
 		Config: holder, Store: store, StoredIDs: store, Secrets: &fakeSecrets{}, Health: telemetry.NewHealth(telemetry.HealthOptions{}),
-		Registerer: registry, Logger: slog.New(slog.DiscardHandler),
+		Registerer: prometheus.NewRegistry(), Logger: slog.New(slog.DiscardHandler),
 		JournalFile: filepath.Join(t.TempDir(), "journal"), Now: func() time.Time { return start },
-	})
+	}, store
+}
+
+func newServer(t *testing.T) (*Server, *fakeStore) {
+	t.Helper()
+	o, store := newOptions(t)
+	s, err := New(o)
 	require.NoError(t, err)
 	s.journal, err = openJournal(s.journalFile, s.journalSize)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		require.NoError(t, s.journal.Close())
-		telemetrytest.Lint(t, registry)
+		telemetrytest.Lint(t, o.Registerer.(*prometheus.Registry))
 	})
 	return s, store
 }
