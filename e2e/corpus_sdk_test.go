@@ -80,6 +80,7 @@ var (
 	// sdkOverlooks are errors that it takes for nothing.
 	sdkOverlooks = map[string][]sdk.Lang{
 		"chat/error_flat":                   sdk.Langs(),
+		"chat/error_in_a_choice":            sdk.Langs(),
 		"messages/error_without_event_line": sdk.Langs(),
 		"responses/error_flat":              {sdk.Python, sdk.Go},
 	}
@@ -87,6 +88,7 @@ var (
 	sdkStumbles = map[string][]sdk.Lang{
 		"chat/error_null":            {sdk.Go},
 		"chat/unreadable_frame":      sdk.Langs(),
+		"chat/no_blank_lines":        sdk.Langs(),
 		"chat/logprobs_not_a_number": {sdk.Go, sdk.Node},
 		"chat/document_not_a_number": {sdk.Go, sdk.Node},
 	}
@@ -94,7 +96,7 @@ var (
 	// are written as no SDK reads them, or stand where none looks.
 	sdkMisreads = []string{
 		"chat/cached_beyond_prompt", "chat/thinking_outside_completion", "chat/usage_as_fraction_and_text",
-		"chat/usage_in_a_choice", "chat/usage_in_x_groq",
+		"chat/usage_in_a_choice", "chat/usage_in_x_groq", "responses/cancelled", "responses/ended_by_another_name",
 	}
 )
 

@@ -35,6 +35,7 @@ type recording struct {
 		ID         string       `json:"id"`
 		Terminal   bool         `json:"terminal"`
 		Failed     bool         `json:"failed"`
+		Cancelled  bool         `json:"cancelled"`
 		UsageChunk string       `json:"usage_chunk"`
 	}
 }
@@ -252,6 +253,8 @@ func (r recording) checkRow(t *testing.T, what string, row domain.UsageRecord) {
 	switch {
 	case r.want.Failed:
 		assert.Equal(t, domain.OutcomeFailed, row.Outcome, what)
+	case r.want.Cancelled:
+		assert.Equal(t, domain.OutcomeCancelled, row.Outcome, what)
 	case r.want.Terminal || !r.stream:
 		assert.Equal(t, domain.OutcomeSuccess, row.Outcome, what)
 	default:

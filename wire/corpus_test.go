@@ -24,6 +24,7 @@ type expectation struct {
 	Tier       string       `json:"tier"`
 	Terminal   bool         `json:"terminal"`
 	Failed     bool         `json:"failed"`
+	Cancelled  bool         `json:"cancelled"`
 	Error      StreamError  `json:"error"`
 	Incomplete string       `json:"incomplete"`
 	// Text is true when text was generated.
@@ -104,6 +105,7 @@ func (r recording) check(t testing.TB, got Result) {
 	assert.Equal(t, want.Tier, got.ServiceTier)
 	assert.Equal(t, want.Terminal, got.Terminal)
 	assert.Equal(t, want.Failed, got.Failed)
+	assert.Equal(t, want.Cancelled, got.Cancelled)
 	assert.Equal(t, want.Error, got.Error)
 	assert.Equal(t, want.Incomplete, got.Incomplete)
 	assert.Equal(t, want.Text, got.FirstOutput)

@@ -63,12 +63,14 @@ func (w *Watcher) document() {
 	}
 }
 
+// responsesEvent takes in an event; one that is not known by its name ends the
+// answer all the same when its response says so (response.cancelled, response.done).
 func (w *Watcher) responsesEvent(name []byte) {
 	switch {
-	case w.isType(name, "response.completed"):
-	case w.isType(name, "response.incomplete"):
+	case w.isType(name, "response.completed"), w.is(slotStatus, "completed"), w.is(slotStatus, "cancelled"):
+	case w.isType(name, "response.incomplete"), w.is(slotStatus, "incomplete"):
 		w.result.Incomplete = w.string(slotReason)
-	case w.isType(name, "response.failed"):
+	case w.isType(name, "response.failed"), w.is(slotStatus, "failed"):
 		w.fail()
 	case w.isType(name, "response.output_item.done"):
 		w.items.streamed.add(w.itemTool())
@@ -119,7 +121,7 @@ func (w *Watcher) use(raw []byte) {
 // isError reports whether the event or document is an error instead of an answer.
 func (w *Watcher) isError(name []byte) bool {
 	k := w.scan.slots[slotError].kind
-	return k == '{' || k == '"' || w.isType(name, "error") || w.is(slotObject, "error")
+	return w.choices.failed || k == '{' || k == '"' || w.isType(name, "error") || w.is(slotObject, "error")
 }
 
 // fail takes the error's fields, nested or flat. The first error stays.
@@ -200,7 +202,11 @@ func (w *Watcher) take(to *string, slot int8) {
 }
 
 // choiceSet follows which of the choices of a chat stream have finished.
-type choiceSet struct{ seen, finished [2]uint64 }
+type choiceSet struct {
+	seen, finished [2]uint64
+	// failed: one ended by an error.
+	failed bool
+}
 
 // done reports whether every choice that began has its finish reason.
 func (c *choiceSet) done() bool { return c.seen == c.finished && c.seen != [2]uint64{} }
@@ -211,7 +217,10 @@ func (w *Watcher) choiceEnded() {
 	reason := w.raw(slotFinish)
 	c := &w.choices
 	c.seen[index/64] |= 1 << (index % 64)
-	if len(reason) > 2 && reason[0] == '"' {
+	switch {
+	case w.is(slotFinish, "error"):
+		c.failed = true // OpenRouter's word; the error itself may stand here or beside
+	case len(reason) > 2 && reason[0] == '"' && !w.is(slotFinish, "null"):
 		c.finished[index/64] |= 1 << (index % 64)
 	}
 	w.scan.slots[slotIndex].kind, w.scan.slots[slotFinish].kind = 0, 0

@@ -201,6 +201,10 @@ var chatPaths = newPathTable(errorPaths, []path{
 	{"choices[]", slotChoice, reportEnd},
 	{"choices[].index", slotIndex, keepRaw},
 	{"choices[].finish_reason", slotFinish, keepRaw},
+	{"choices[].error", slotError, 0},
+	{"choices[].error.type", slotErrorType, keepRaw},
+	{"choices[].error.code", slotErrorCode, keepRaw},
+	{"choices[].error.message", slotErrorMessage, keepRaw},
 	{"choices[].text", noSlot, isText},
 }, chatText("choices[].delta."), chatText("choices[].message."))
 
