@@ -42,6 +42,8 @@ type Watcher struct {
 	prefix     [len(doneMark)]byte
 	prefixLen  int
 	frameBegun bool
+	// joined: the frame holds several events, of which one has been judged.
+	joined bool
 
 	// what is known of the answer so far
 	tally    tally
@@ -277,6 +279,11 @@ var _ sse.Handler = events{}
 // Data implements sse.Handler.
 func (e events) Data(piece []byte) {
 	w := e.w
+	if len(piece) == 1 && piece[0] == '\n' && (w.scan.done() || w.isDoneMark()) {
+		// Some servers forget the blank line: what is whole is an event of its own.
+		w.joined = true
+		w.judge(w.split.Event())
+	}
 	if !w.frameBegun {
 		w.frameBegun = true
 		w.scan.text = &w.text
@@ -295,23 +302,30 @@ func (e events) End(f sse.Frame) { e.w.frame(f) }
 
 // frame judges one whole frame and makes ready for the next.
 func (w *Watcher) frame(f sse.Frame) {
-	if f.HasData {
-		if w.isDoneMark() {
-			w.result.Terminal = true
-		} else {
-			w.event(f.Event)
-		}
+	if f.HasData && w.strip.on && !w.joined {
 		switch {
-		case !w.strip.on:
 		case w.isUsageChunk():
 			w.strip.drop(f)
 		case w.scan.done() && w.scan.slots[slotUsage].kind == 'n':
 			w.strip.dropNull(f)
 		}
 	}
+	if f.HasData {
+		w.judge(f.Event)
+	}
+	w.frameBegun, w.joined = false, false
+}
+
+// judge takes in the data of one event, and makes ready for the next.
+func (w *Watcher) judge(name []byte) {
+	if w.isDoneMark() {
+		w.result.Terminal = true
+	} else {
+		w.event(name)
+	}
 	w.scan.reset()
 	w.items.listed = toolCalls{}
-	w.prefixLen, w.frameBegun = 0, false
+	w.prefixLen, w.choices.failed = 0, false
 }
 
 func (w *Watcher) isDoneMark() bool { return string(w.prefix[:w.prefixLen]) == doneMark }
