@@ -143,6 +143,7 @@ func TestRelayTellsTheLastError(t *testing.T) {
 						}
 						assert.Contains(t, body, tc.says)
 						assert.Equal(t, domain.OutcomeFailed, row.Outcome)
+						assert.Equal(t, l.StatusCode, row.Status, "what the client got")
 						assert.Zero(t, row.CostMicros)
 					})
 				}

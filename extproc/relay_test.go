@@ -191,6 +191,50 @@ func TestRelayReportsAnErrorEvent(t *testing.T) {
 	assert.EqualValues(t, 1, s.evidence.sums[domain.ChannelClass{Channel: "a"}].Attempts)
 }
 
+// The record has the status that the client got, which after a heartbeat is 200,
+// and its attempts have what the providers answered.
+func TestRelayTellsTheTwoStatusesApart(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name         string
+		wait         time.Duration
+		answer, gets int
+		contentType  string
+		says         string
+	}{
+		{"at once", 0, 400, 400, "application/json", "no"},
+		{"after a heartbeat", 250 * time.Millisecond, 400, 200, "application/json", "no"},
+		{"our credential", 0, 401, 502, "application/json", "own credential"},
+		{"our credential after a heartbeat", 250 * time.Millisecond, 401, 200, "application/json", "own credential"},
+		{"a page", 0, 404, 404, "text/html", "does not know"},
+		{"no answer to a stream", 250 * time.Millisecond, 200, 200, "application/json", "cannot be streamed"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			s, store := newServer(t)
+			client := startRelay(t, s, fakeEgress{"a": func(w http.ResponseWriter, _ *http.Request) {
+				time.Sleep(tc.wait)
+				w.Header().Set("Content-Type", tc.contentType)
+				w.WriteHeader(tc.answer)
+				_, _ = io.WriteString(w, `{"error":{"message":"no"}}`)
+			}})
+			d := relayDecision(domain.APIChat)
+			d.Candidates = d.Candidates[:1]
+			answer := callRelay(t.Context(), t, client, d)
+			body, err := io.ReadAll(answer.body)
+			require.NoError(t, err)
+			assert.Equal(t, tc.gets, answer.status)
+			assert.Contains(t, string(body), tc.says)
+			require.Eventually(t, func() bool { return store.has("req-1") }, 5*time.Second, time.Millisecond)
+			r := store.get(t, "req-1").Record
+			assert.Equal(t, domain.OutcomeFailed, r.Outcome)
+			assert.Equal(t, tc.gets, r.Status, "the client's")
+			require.Len(t, r.Attempts, 1)
+			assert.Equal(t, tc.answer, r.Attempts[0].Status, "the provider's")
+		})
+	}
+}
+
 func TestRelayEndsOfItsOwn(t *testing.T) {
 	t.Parallel()
 	reset := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }

@@ -28,8 +28,10 @@ func (x *relayed) serve(ctx context.Context, resp *http.Response) (lost *domain.
 	x.hold(func() {
 		if x.committed && !streams {
 			lost = errNotSSE
+			x.notes += note{channel: x.decision.Last(x.attempts).Channel, status: a.status, at: x.server.now()}.line()
 			return
 		}
+		a.committed = x.given()
 		w, plan := x.server.begin(x.decision, a)
 		x.w, x.head = w, clientHeader(resp.Header, plan)
 		x.pulse.heardOf()
@@ -207,7 +209,10 @@ func (x *relayed) close() {
 // final passes on an error that no other channel makes good.
 func (x *relayed) final(resp *http.Response, detail []byte) {
 	a := x.answerOf(resp)
-	x.hold(x.pulse.stop)
+	x.hold(func() {
+		x.pulse.stop()
+		a.committed = x.given()
+	})
 	_, plan := x.server.begin(x.decision, a)
 	switch {
 	case x.committed:

@@ -158,6 +158,15 @@ func (x *relayed) fail(e *domain.Error) {
 	x.settle(domain.OutcomeFailed, status)
 }
 
+// given is the status that the client has already; 0 for none. A head that is
+// out before an answer's own is that of a stream.
+func (x *relayed) given() int {
+	if x.committed {
+		return http.StatusOK
+	}
+	return 0
+}
+
 // refuse writes e as the whole answer.
 func (x *relayed) refuse(e *domain.Error) {
 	dialect := x.decision.API.Dialect()
@@ -173,11 +182,7 @@ func (x *relayed) refuse(e *domain.Error) {
 // leave ends a request whose client has left before any answer was watched.
 func (x *relayed) leave() {
 	x.hold(x.pulse.stop)
-	status := 0
-	if x.committed {
-		status = http.StatusOK
-	}
-	x.settle(domain.OutcomeCancelled, status)
+	x.settle(domain.OutcomeCancelled, x.given())
 }
 
 // settle ends the reservation of a request that has no watch.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -12,7 +11,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
 	"keyway/config"
@@ -365,6 +363,14 @@ func TestErrorsAreSettledAtTheHead(t *testing.T) {
 			}
 			r := store.get(t, "req-1").Record
 			require.Equal(t, domain.OutcomeFailed, r.Outcome)
+			if tc.replace == "" {
+				require.Equal(t, tc.answer.status, r.Status)
+			} else {
+				require.Equal(t, wire.Status(domain.DialectOpenAI, tc.replace), r.Status, "what the client got")
+			}
+			if tc.answer.fromUpstream {
+				require.Equal(t, tc.answer.status, r.Attempts[1].Status, "what the provider answered")
+			}
 			require.Zero(t, r.CostMicros)
 			require.Equal(t, "a", r.Attempts[0].Channel)
 			require.Equal(t, 500, r.Attempts[0].Status)
@@ -387,53 +393,6 @@ func TestCompressedAnswerIsAnEstimate(t *testing.T) {
 	require.Equal(t, domain.OutcomeSuccess, r.Outcome)
 	require.Equal(t, domain.SourceEstimate, r.Source)
 	require.Equal(t, domain.Usage{InputUncached: 30, Output: 50}, r.Usage)
-}
-
-func TestSettlementWaitsInTheJournalForTheStore(t *testing.T) {
-	t.Parallel()
-	s, store := newServer(t)
-	store.fail(domain.ErrStoreDown)
-	s.settle(settlementOf("late"))
-	require.Equal(t, 1, s.journal.Len())
-	s.newReplay().Drain(t.Context())
-	require.Equal(t, 1, s.journal.Len(), "the store is still away")
-	store.fail(nil)
-	s.newReplay().Drain(t.Context())
-	require.Zero(t, s.journal.Len())
-	require.Equal(t, "late", store.get(t, "late").Record.RequestID)
-}
-
-// What the store never takes is out of the way of what it takes, and its request
-// is given to the sweeper.
-func TestSettlementThatIsRefusedForGoodIsSetAside(t *testing.T) {
-	t.Parallel()
-	s, store := newServer(t)
-	store.fail(domain.ErrStoreDown)
-	s.settle(settlementOf("poison"))
-	s.settle(settlementOf("after"))
-	require.Equal(t, 2, s.leases.len(), "the sweeper keeps off while they wait")
-	store.fail(nil)
-	store.poison = "poison"
-	s.newReplay().Drain(t.Context())
-	require.Zero(t, s.journal.Len())
-	require.Equal(t, "after", store.get(t, "after").Record.RequestID)
-	require.Zero(t, s.leases.len())
-	require.InDelta(t, 1, testutil.ToFloat64(s.metrics.refused), 0)
-	aside, err := openJournal(copyOf(t, s.journal.RefusedPath()), s.journalSize)
-	require.NoError(t, err)
-	require.Equal(t, 1, aside.Len())
-	require.Equal(t, "poison", aside.Waiting()[0].Decision.RequestID)
-	require.NoError(t, aside.Close())
-}
-
-// copyOf is a file as a process would find it after the end of the one that has it open.
-func copyOf(t *testing.T, path string) string {
-	t.Helper()
-	raw, err := os.ReadFile(path)
-	require.NoError(t, err)
-	copied := filepath.Join(t.TempDir(), "copy")
-	require.NoError(t, os.WriteFile(copied, raw, 0o600))
-	return copied
 }
 
 func TestAccessLogSettlesWhatNobodyWatched(t *testing.T) {

@@ -20,6 +20,8 @@ type answer struct {
 	fromUpstream bool
 	// relayed: the relay called the channels, and has reported what failed.
 	relayed bool
+	// committed is the status that the client has already; 0 for none.
+	committed int
 	// attempts is how many attempts ran, as Envoy counts them.
 	attempts int
 	// unanswered: Envoy made it because the last attempt got no answer.
@@ -33,6 +35,17 @@ func (a answer) header(name string) string {
 		return v[0]
 	}
 	return ""
+}
+
+// shown is the status that the client gets of the answer, or of the error that stands for it.
+func (a answer) shown(dialect domain.Dialect, replace *domain.Error) int {
+	switch {
+	case a.committed != 0:
+		return a.committed
+	case replace != nil:
+		return wire.Status(dialect, replace.Code)
+	}
+	return a.status
 }
 
 // watchPlan is what to do with a response.
@@ -52,6 +65,8 @@ type watch struct {
 	answer   answer
 	watcher  *wire.Watcher
 	begun    time.Time
+	// status is what the client gets; the provider's own is the answer's.
+	status int
 	// firstByte is zero until the first body byte passed.
 	firstByte time.Time
 	// forwarded counts body bytes that went on to the client.
@@ -75,7 +90,7 @@ type watch struct {
 // begin reads the head of a response and says what to do with it. What is not
 // watched is settled here, since nothing more will be seen of it.
 func (s *Server) begin(d domain.Decision, a answer) (*watch, watchPlan) {
-	w := &watch{server: s, decision: d, answer: a, begun: s.now()}
+	w := &watch{server: s, decision: d, answer: a, begun: s.now(), status: a.shown(d.API.Dialect(), nil)}
 	plan := watchPlan{remove: strippedHeaders(a.headers), set: w.ownHeaders()}
 	if a.fromUpstream {
 		s.evidence.limits(w.slotHolder(), a.headers)
@@ -88,6 +103,7 @@ func (s *Server) begin(d domain.Decision, a answer) (*watch, watchPlan) {
 	switch {
 	case a.status >= 300:
 		plan.replace = replacement(a)
+		w.status = a.shown(d.API.Dialect(), plan.replace)
 		w.blame()
 		w.settle(domain.OutcomeFailed)
 	case a.ended || !watchable || !read:
@@ -373,7 +389,7 @@ func (w *watch) settle(outcome domain.Outcome) {
 	w.settled = true
 	s := w.server
 	r := recordOf(w.decision, w.attempts())
-	r.Outcome, r.Status = outcome, w.answer.status
+	r.Outcome, r.Status = outcome, w.status
 	r.UpstreamRequestID = w.upstreamRequestID()
 	r.FirstByteAt, r.EndedAt = w.firstByte, s.now()
 	w.use(&r)
