@@ -417,7 +417,7 @@ func (w *watch) use(r *domain.UsageRecord) {
 	case w.decision.API.Free():
 		// Counted, and paid for, by the request that made it.
 	case result.HasUsage && (result.Terminal || w.finished):
-		r.Usage, r.Source = result.Usage, domain.SourceUpstream
+		r.Usage, r.Source = result.Count(w.decision.PromptTokens)
 	case r.Outcome == domain.OutcomeFailed:
 		// A failed attempt's text is not output, and costs nothing.
 	case w.lost:

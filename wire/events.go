@@ -116,6 +116,7 @@ func (w *Watcher) use(raw []byte) {
 	}
 	w.hasUsage = true
 	w.lastRaw = append(w.lastRaw[:0], raw...)
+	w.counted = w.text.Tokens()
 }
 
 // isError reports whether the event or document is an error instead of an answer.

@@ -52,6 +52,7 @@ type Watcher struct {
 	result   Result
 	startRaw []byte // usage object of message_start
 	lastRaw  []byte // usage object that came last
+	counted  int64  // tokens of text up to there
 	choices  choiceSet
 	items    itemCount
 	sequence int64 // next sequence_number of a Responses stream
@@ -99,15 +100,23 @@ type Result struct {
 	// OutputTokensEstimate counts the text that was generated, without errors,
 	// in the vocabulary of the model served.
 	OutputTokensEstimate int64
+	// Uncounted is the part of it that came after the last usage.
+	Uncounted int64
 	// FirstOutput is true once any text was generated.
 	FirstOutput bool
 }
 
 // Count returns what to settle by: the provider's usage, or else an estimate of
-// the exact input (promptTokens where unknown) and the text that came.
+// the exact input (promptTokens where unknown) and the text that came. A stream
+// that broke off had more text than its last usage counts.
 func (r *Result) Count(promptTokens int64) (domain.Usage, domain.Source) {
-	if r.HasUsage {
+	if r.HasUsage && (r.Terminal || r.Uncounted == 0) {
 		return r.Usage, domain.SourceUpstream
+	}
+	if r.HasUsage {
+		u := r.Usage
+		u.Output += r.Uncounted
+		return u, domain.SourceEstimate
 	}
 	u := domain.Usage{InputUncached: promptTokens, Tools: r.Usage.Tools, Tier: r.Usage.Tier}
 	if r.InputExact {
@@ -227,7 +236,9 @@ func (w *Watcher) Result() Result {
 	r.Terminal = w.terminal()
 	r.FirstOutput = w.FirstOutput()
 	if r.FirstOutput {
-		r.OutputTokensEstimate = int64(float64(w.text.Tokens()) * FamilyFactor(r.ModelServed))
+		family, tokens := FamilyFactor(r.ModelServed), w.text.Tokens()
+		r.OutputTokensEstimate = int64(float64(tokens) * family)
+		r.Uncounted = int64(float64(tokens-w.counted) * family)
 	}
 	return r
 }

@@ -209,6 +209,15 @@ func TestCount(t *testing.T) {
 	assert.Equal(t, domain.Usage{InputUncached: 1, Output: 2}, u)
 	assert.Equal(t, domain.SourceUpstream, source)
 
+	cut := Result{HasUsage: true, Usage: domain.Usage{InputUncached: 1, Output: 2}, OutputTokensEstimate: 9, Uncounted: 6}
+	u, source = cut.Count(50)
+	assert.Equal(t, domain.Usage{InputUncached: 1, Output: 8}, u)
+	assert.Equal(t, domain.SourceEstimate, source)
+	cut.Terminal = true
+	u, source = cut.Count(50)
+	assert.Equal(t, domain.Usage{InputUncached: 1, Output: 2}, u)
+	assert.Equal(t, domain.SourceUpstream, source)
+
 	half := Result{InputExact: true, Usage: domain.Usage{InputUncached: 1, CacheRead: 4, Output: 1}, OutputTokensEstimate: 9}
 	u, source = half.Count(50)
 	assert.Equal(t, domain.Usage{InputUncached: 1, CacheRead: 4, Output: 9}, u)
@@ -217,6 +226,17 @@ func TestCount(t *testing.T) {
 	none := Result{OutputTokensEstimate: 9}
 	u, _ = none.Count(50)
 	assert.Equal(t, domain.Usage{InputUncached: 50, Output: 9}, u)
+}
+
+// What came after the last usage is uncounted, wherever the stream was cut.
+func TestUncounted(t *testing.T) {
+	t.Parallel()
+	text := func(words string) string {
+		return `data: {"choices":[{"index":0,"delta":{"content":"` + words + `"}}]}` + "\n\n"
+	}
+	got := run(WatchOptions{API: domain.APIChat, Format: FormatSSE}, bytewise(text("one two three")+usageChunk+text(" four five six"))...).result
+	assert.Equal(t, got.OutputTokensEstimate-EstimateTokens([]byte("one two three")), got.Uncounted)
+	assert.Equal(t, int64(3), got.Uncounted)
 }
 
 func TestResultIsACopy(t *testing.T) {
