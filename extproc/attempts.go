@@ -86,13 +86,21 @@ func (w *watch) attempts() []domain.Attempt {
 	switch {
 	case w.answer.fromUpstream:
 		last.Status, last.At = w.answer.status, w.begun
-		if w.watcher != nil {
-			if result := w.watcher.Result(); result.Failed {
-				last.Reason = wire.Failure{Status: last.Status, Error: result.Error}.Judge(w.begun).Reason
-			}
-		}
+		return w.judgeLast(list)
 	case w.answer.unanswered:
 		last.Reason = domain.ReasonUnanswered
+	}
+	return list
+}
+
+// judgeLast gives the last attempt the reason of a failure inside its answer.
+func (w *watch) judgeLast(list []domain.Attempt) []domain.Attempt {
+	if w.watcher == nil || len(list) == 0 {
+		return list
+	}
+	if result := w.watcher.Result(); result.Failed {
+		last := &list[len(list)-1]
+		last.Reason = wire.Failure{Status: last.Status, Error: result.Error}.Judge(w.begun).Reason
 	}
 	return list
 }

@@ -2,70 +2,305 @@ package extproc
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
-	"io"
-	"math/rand/v2"
+	"log/slog"
 	"net/http"
-	"net/url"
+	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/semaphore"
 
 	"keyway/domain"
-	"keyway/envoy"
 	"keyway/telemetry"
 	"keyway/wire"
 )
+
+// Followings keeps, for the whole region, who follows what providers make in the
+// background, so that another process goes on where one stops.
+type Followings interface {
+	// Follow notes, or goes on with, what follower follows, for half of each lease.
+	Follow(ctx context.Context, follower string, list []domain.Settlement) ([]domain.Following, error)
+	// HandOver leaves list to whoever takes over, and forgets what has ended.
+	HandOver(ctx context.Context, follower string, list []domain.Settlement) error
+	// TakeOver gives follower up to most of those that nobody follows any more.
+	TakeOver(ctx context.Context, follower string, lease time.Duration, most int) ([]domain.Settlement, error)
+}
 
 const (
 	// mostBackground bounds the responses in the background that one process
 	// follows; each costs a few KiB. One more is settled at once, as lost.
 	mostBackground = 10_000
-	// firstPoll is the first pause before a provider is asked how a response
-	// stands, longestPoll what the pauses grow to.
-	firstPoll   = time.Second
-	longestPoll = 15 * time.Second
-	// pollLimit bounds one question.
-	pollLimit = 30 * time.Second
-	// backgroundLimit is how long a response is followed.
-	backgroundLimit = time.Hour
+	// roundsPerLease is how often in a lease the store is told of those that are
+	// followed, and asked for those that nobody follows: three times before a
+	// follower loses one, and twice before the sweeper gets it.
+	roundsPerLease = 6
+	// takeBatch bounds those that are taken over at once, and takeSpread sets their
+	// first questions apart.
+	takeBatch  = 500
+	takeSpread = 10 * time.Millisecond
+	// configPause is how soon it is looked again for a first configuration.
+	configPause = 100 * time.Millisecond
 )
 
 // background follows responses that providers make in the background, which go
 // on, and cost, when their request is over: it asks how each stands until it has
-// ended, and settles it then. It asks the way of an attempt, through Envoy's
-// egress listener. Nothing of it outlives the process: at its end reservations
-// are left to the sweeper.
+// ended, and settles it then. What it follows stands in the store from the moment
+// its id is known, with a lease. A process that stops hands over, and one that
+// dies loses its leases: another one, or its own successor, takes over. Two that
+// follow the same are harmless: the first to settle is the only one.
 type background struct {
+	server *Server
 	egress *http.Client
-	room   *semaphore.Weighted
-	// The pauses and the limit are constants but for tests.
-	first, longest, limit time.Duration
+	book   Followings
+	// name tells this process from all others, and from its own former self.
+	name string
+	// These are constants but for tests.
+	most                          int
+	first, longest, limit, refuse time.Duration
 
 	ctx  context.Context
 	stop context.CancelFunc
 
-	mu      sync.Mutex // guards stopped, and running against its Wait
+	mu      sync.Mutex // guards all below, and running against its Wait
 	stopped bool
+	// mine are those whose lease this process holds, by request.
+	mine    map[string]*followed
+	polled  int
+	rooms   map[string]*semaphore.Weighted
 	running sync.WaitGroup
 }
 
-func newBackground(egress *http.Client) *background {
-	b := &background{egress: egress, room: semaphore.NewWeighted(mostBackground), first: firstPoll, longest: longestPoll, limit: backgroundLimit}
+// followed is one response whose lease this process holds.
+type followed struct {
+	progress domain.Settlement
+	// stop ends the questions; nil while the request itself still runs here.
+	stop context.CancelFunc
+}
+
+func newBackground(s *Server, egress *http.Client, book Followings) *background {
+	b := &background{
+		server: s, egress: egress, book: book, name: rand.Text(),
+		most: mostBackground, first: firstPoll, longest: longestPoll, limit: backgroundLimit, refuse: refusedLimit,
+		mine: make(map[string]*followed), rooms: make(map[string]*semaphore.Weighted),
+	}
 	b.ctx, b.stop = context.WithCancel(context.Background())
 	return b
 }
 
-// run lets responses be followed until ctx ends.
-func (b *background) run(ctx context.Context) {
-	<-ctx.Done()
+// run keeps the leases and takes over what others left, until ctx ends. When the
+// stop begins it hands over what it asks for; what comes of streams that run on
+// is handed over as they end.
+func (b *background) run(ctx context.Context, stopping <-chan struct{}) {
+	defer b.egress.CloseIdleConnections()
+	defer b.handOverAll()
+	answering := true
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-stopping:
+			b.handOverAll()
+			stopping = nil
+		case <-timer.C:
+			answering = b.round(ctx, answering)
+			timer.Reset(b.pause())
+		}
+	}
+}
+
+// lease is the region's; 0 without a configuration.
+func (b *background) lease() time.Duration {
+	if snap := b.server.config.Load(); snap != nil {
+		return snap.Lease
+	}
+	return 0
+}
+
+// pause is until the next round.
+func (b *background) pause() time.Duration {
+	lease := b.lease()
+	if lease == 0 {
+		return configPause
+	}
+	return jitter(lease / roundsPerLease)
+}
+
+// round tells the store of all that is followed, and takes over what nobody
+// follows; answered says whether the store did at the round before. Where it did
+// not, every lease may have ended with its follower alive, who goes first now.
+func (b *background) round(ctx context.Context, answered bool) (answering bool) {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	err := b.renew(ctx)
+	if err == nil && answered && b.lease() > 0 {
+		err = b.takeOver(ctx)
+	}
+	if err != nil && !errors.Is(err, domain.ErrStoreDown) && ctx.Err() == nil {
+		b.server.logger.Error("follow responses in the background", telemetry.Err(err))
+	}
+	return err == nil
+}
+
+func (b *background) renew(ctx context.Context) error {
+	list := b.list(func(*followed) bool { return true })
+	if len(list) == 0 {
+		return nil
+	}
+	states, err := b.book.Follow(ctx, b.name, list)
+	if err != nil {
+		return err
+	}
+	for i, state := range states {
+		if state == domain.FollowingEnded || state == domain.FollowingElsewhere {
+			b.leave(list[i].Decision.RequestID)
+		}
+	}
+	return nil
+}
+
+// list is what of mine is wanted.
+func (b *background) list(wanted func(*followed) bool) []domain.Settlement {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	list := make([]domain.Settlement, 0, len(b.mine))
+	for _, f := range b.mine {
+		if wanted(f) {
+			list = append(list, f.progress)
+		}
+	}
+	return list
+}
+
+// leave gives up one that has ended elsewhere, or that another one follows now.
+func (b *background) leave(id string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	f, ok := b.mine[id]
+	if !ok {
+		return
+	}
+	delete(b.mine, id)
+	b.server.leases.drop(id)
+	if f.stop != nil {
+		f.stop()
+	}
+}
+
+func (b *background) takeOver(ctx context.Context) error {
+	b.mu.Lock()
+	most := min(b.most-b.polled, takeBatch)
+	if b.stopped {
+		most = 0
+	}
+	b.mu.Unlock()
+	if most <= 0 {
+		return nil
+	}
+	list, err := b.book.TakeOver(ctx, b.name, b.lease(), most)
+	for i, progress := range list {
+		w := b.server.resume(progress)
+		b.server.leases.hold(leaseOf(w.decision, w.slotHolder()), time.Time{})
+		if !b.follow(w, jitter(b.first)+time.Duration(i)*takeSpread) {
+			b.server.leases.drop(w.decision.RequestID) // its lease ends, for another one
+			continue
+		}
+		b.server.metrics.takenOver.Inc()
+	}
+	if len(list) > 0 {
+		b.server.logger.Info("took over responses in the background", slog.Int("count", len(list)))
+	}
+	return err
+}
+
+// keep notes that the response of a request that still runs here may go on, before
+// its id reaches the client. What the store does not take now the next round tells it.
+func (b *background) keep(ctx context.Context, progress domain.Settlement) {
+	id := progress.Decision.RequestID
+	b.mu.Lock()
+	b.mine[id] = &followed{progress: progress}
+	b.mu.Unlock()
+	if _, err := b.book.Follow(ctx, b.name, []domain.Settlement{progress}); err != nil {
+		b.server.logger.Warn("follower waits to be noted", telemetry.RequestID(id), telemetry.Err(err))
+	}
+}
+
+// follow asks for the response of w, which is resumed, until it has ended, the
+// first time after wait. It reports false when there is no room.
+func (b *background) follow(w *watch, wait time.Duration) bool {
+	id, progress := w.decision.RequestID, *w.resumed
+	b.mu.Lock()
+	if b.stopped {
+		delete(b.mine, id)
+		b.mu.Unlock()
+		b.server.leases.drop(id)
+		b.handOver([]domain.Settlement{progress})
+		return true
+	}
+	defer b.mu.Unlock()
+	if f := b.mine[id]; f != nil && f.stop != nil {
+		return true // its lease had ended unnoticed, and came back
+	}
+	if b.polled >= b.most {
+		return false
+	}
+	ctx, stop := context.WithCancel(b.ctx)
+	b.mine[id] = &followed{progress: progress, stop: stop}
+	b.polled++
+	b.server.metrics.background.Inc()
+	b.running.Go(func() {
+		defer stop()
+		b.poll(ctx, w, wait)
+		b.server.metrics.background.Dec()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.polled--
+	})
+	return true
+}
+
+// done forgets one that is settled.
+func (b *background) done(id string) {
+	b.mu.Lock()
+	f, ok := b.mine[id]
+	delete(b.mine, id)
+	b.mu.Unlock()
+	if ok {
+		if f.stop != nil {
+			f.stop()
+		}
+		b.handOver([]domain.Settlement{f.progress})
+	}
+}
+
+// handOver tells the store; where it does not listen, the leases end by themselves.
+func (b *background) handOver(list []domain.Settlement) {
+	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+	defer cancel()
+	if err := b.book.HandOver(ctx, b.name, list); err != nil {
+		b.server.logger.Warn("responses in the background were not handed over", slog.Int("count", len(list)), telemetry.Err(err))
+	}
+}
+
+// handOverAll ends all questions and leaves their responses to another process.
+func (b *background) handOverAll() {
 	b.mu.Lock()
 	b.stopped = true
 	b.mu.Unlock()
 	b.stop()
-	b.running.Wait()
-	b.egress.CloseIdleConnections()
+	b.running.Wait() // one that has ended is being settled
+	list := b.list(func(f *followed) bool { return f.stop != nil })
+	if len(list) == 0 {
+		return
+	}
+	b.handOver(list)
+	for _, progress := range list {
+		b.leave(progress.Decision.RequestID)
+	}
+	b.server.logger.Info("handed over responses in the background", slog.Int("count", len(list)))
 }
 
 // errNoBackground refuses a response in the background that nobody would follow.
@@ -83,125 +318,48 @@ func (w *watch) goesOn(result wire.Result) bool {
 // settled when it has ended.
 func (w *watch) follow(id string) {
 	w.praise() // it took the request, and nobody knows more
-	rest := *w // the stream's goroutine keeps w
 	w.settled = true
-	s := w.server
+	s, rest := w.server, w.server.resume(w.soFar(id))
+	rest.unkept = w.unkept
 	// What the access log says of the request's end settles nothing.
 	s.recent.add(w.decision.RequestID)
-	b := s.background
-	if b == nil || !b.room.TryAcquire(1) {
-		s.logger.Warn("response in the background cannot be followed", telemetry.RequestID(w.decision.RequestID))
-		rest.lose()
-		return
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.stopped {
-		b.room.Release(1)
-		return // the sweeper settles it
-	}
-	s.metrics.background.Inc()
-	b.running.Go(func() {
-		defer s.metrics.background.Dec()
-		defer b.room.Release(1)
-		b.poll(&rest, id)
-	})
-}
-
-// lose settles a response whose end nobody can tell, by what was reserved: less
-// would be an invitation to delete what has been read before it is counted.
-func (w *watch) lose() {
-	w.lost = true
-	w.settle(domain.OutcomeUpstreamCut)
-}
-
-// errForgotten: the provider does not have the response, or no longer.
-var errForgotten = errors.New("provider does not know the response")
-
-// poll asks until the response has ended. A question without an answer is no
-// evidence against the channel, and is asked again.
-func (b *background) poll(w *watch, id string) {
-	s := w.server
-	over := time.Now().Add(b.limit)
-	for pause := b.first; ; pause = min(pause+pause/2, b.longest) {
-		// Jitter keeps responses that began together from being asked for together.
-		timer := time.NewTimer(time.Duration((0.8 + 0.2*rand.Float64()) * float64(pause)))
-		select {
-		case <-b.ctx.Done():
-			timer.Stop()
-			return
-		case <-timer.C:
-		}
-		watcher, err := b.ask(w, id)
-		switch {
-		case b.ctx.Err() != nil:
-			return
-		case errors.Is(err, errForgotten), err != nil && time.Now().After(over):
-			s.logger.Warn("response in the background is lost", telemetry.RequestID(w.decision.RequestID), "channel", w.slotHolder().Channel, telemetry.Err(err))
-			w.lose()
-			return
-		case err == nil:
-			w.watcher, w.finished, w.broken, w.left = watcher, true, false, false
-			w.end()
-			return
-		}
+	if b := s.background; b == nil || !b.follow(rest, jitter(b.first)) {
+		rest.lose(whyNoRoom)
 	}
 }
 
-// errGoesOn: the response has not ended.
-var errGoesOn = errors.New("response has not ended")
-
-// errUnclear: the answer does not say how the response stands.
-var errUnclear = errors.New("provider does not say how the response stands")
-
-// ask asks the channel once, and returns what has read the response if it has ended.
-func (b *background) ask(w *watch, id string) (*wire.Watcher, error) {
-	ctx, cancel := context.WithTimeout(b.ctx, pollLimit)
-	defer cancel()
+// soFar is the settlement of a request whose response id goes on, as far as it is
+// known: all but its end. It goes to the store, so it holds what another process
+// needs to settle it, and no more.
+func (w *watch) soFar(id string) domain.Settlement {
 	holder, d := w.slotHolder(), w.decision
-	holder.Patches = nil
-	// It goes by the request's own id and holds, which its attempt renews.
-	d.API, d.Path, d.BodyLen, d.Background = domain.APIStored, "/responses/"+url.PathEscape(id), 0, false
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://egress"+domain.APIVersionPrefix+d.Path, http.NoBody)
-	if err != nil {
-		return nil, err
+	d.Route, d.Candidates = nil, slices.Clone(d.Candidates)
+	for i := range d.Candidates {
+		d.Candidates[i].Patches = nil
 	}
-	if err := aim(req, d, holder); err != nil {
-		return nil, err
+	return domain.Settlement{
+		Decision: d, Channel: holder.Channel, Record: w.record(),
+		Stored: domain.StoredID{Identity: d.Identity, ID: id, Channel: holder.Channel, Model: d.ModelOf(holder)},
 	}
-	req.Header.Set("X-Request-Id", d.RequestID)
-	req.Header.Set("User-Agent", "keyway-background")
-	resp, err := b.egress.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	switch {
-	case resp.Header.Get(envoy.HeaderReply) != "":
-		return nil, errUnclear
-	case resp.StatusCode == http.StatusNotFound, resp.StatusCode == http.StatusGone:
-		return nil, errForgotten
-	case resp.StatusCode != http.StatusOK:
-		return nil, errUnclear
-	}
-	watcher := wire.NewWatcher(wire.WatchOptions{API: domain.APIResponses, Format: wire.FormatJSON, RequestID: d.RequestID})
-	if _, err := io.Copy(watching{watcher}, resp.Body); err != nil {
-		return nil, err
-	}
-	switch result := watcher.Result(); {
-	case !result.Terminal || result.UpstreamID != id:
-		return nil, errUnclear
-	case result.Unfinished:
-		return nil, errGoesOn
-	}
-	return watcher, nil
 }
 
-// watching feeds a body to a watcher.
-type watching struct{ watcher *wire.Watcher }
+// record is what goes to the ledger, but for the end and what was used.
+func (w *watch) record() domain.UsageRecord {
+	if w.resumed != nil {
+		r := w.resumed.Record
+		r.Attempts = w.judgeLast(slices.Clone(r.Attempts))
+		return r
+	}
+	r := recordOf(w.decision, w.attempts())
+	r.Status, r.UpstreamRequestID, r.FirstByteAt = w.status, w.upstreamRequestID(), w.firstByte
+	return r
+}
 
-// Write implements io.Writer.
-func (w watching) Write(p []byte) (int, error) {
-	w.watcher.Write(p)
-	return len(p), nil
+// resume makes the watch of a response that goes on out of what was known when
+// its request was over.
+func (s *Server) resume(progress domain.Settlement) *watch {
+	return &watch{
+		server: s, decision: progress.Decision, resumed: &progress, served: true, begun: s.now(), status: progress.Record.Status,
+		answer: answer{status: progress.Record.Status, attempts: progress.Record.Attempt},
+	}
 }

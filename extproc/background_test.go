@@ -12,7 +12,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sync/semaphore"
 
 	"keyway/domain"
 	"keyway/envoy"
@@ -67,11 +66,10 @@ func (a *asked) follows(t *testing.T, s *Server) {
 	t.Cleanup(server.Close)
 	client, err := newEgressClient("unix:" + path)
 	require.NoError(t, err)
-	s.background = newBackground(client)
+	s.background = newBackground(s, client, &fakeFollowers{store: s.store.(*fakeStore)})
 	s.background.first, s.background.longest = time.Millisecond, 3*time.Millisecond
 	t.Cleanup(func() {
-		s.background.stop()
-		s.background.running.Wait()
+		s.background.handOverAll()
 		client.CloseIdleConnections()
 	})
 }
@@ -120,7 +118,7 @@ func TestBackgroundIsSettledByItsEnd(t *testing.T) {
 			s, store := newServer(t)
 			provider := &asked{answers: tc.answers}
 			provider.follows(t, s)
-			s.background.limit = 300 * time.Millisecond
+			s.background.limit = time.Second + 300*time.Millisecond // it was admitted a second ago
 			passes(s, responseOf("queued", "null"))
 			require.Eventually(t, func() bool { return store.has("req-1") }, 10*time.Second, time.Millisecond)
 			got := store.get(t, "req-1")
@@ -188,9 +186,8 @@ func TestBackgroundKeepsItsHolds(t *testing.T) {
 	// A replica that sees the access log's entry alone leaves it, too.
 	other, elsewhere := newServer(t)
 	other.ended(logEntry{decision: backgroundDecision(), status: http.StatusOK, attempts: 2, byClient: true})
-	// The stop leaves it to the sweeper.
-	s.background.stop()
-	s.background.running.Wait()
+	// The stop leaves it to another one.
+	s.background.handOverAll()
 	time.Sleep(unwatchedDelay + 100*time.Millisecond)
 	assert.False(t, store.has("req-1"))
 	assert.False(t, elsewhere.has("req-1"))
@@ -202,7 +199,7 @@ func TestBackgroundIsBounded(t *testing.T) {
 	s, store := newServer(t)
 	provider := &asked{answers: []http.HandlerFunc{says(200, responseOf("queued", "null"))}}
 	provider.follows(t, s)
-	s.background.room = semaphore.NewWeighted(1)
+	s.background.most = 1
 	passes(s, responseOf("queued", "null"))
 	require.False(t, store.has("req-1"))
 	a := streamed(2)

@@ -139,7 +139,9 @@ func (s *Server) takeSlot(ctx context.Context, a attempt) error {
 			return errNoSlot
 		}
 	}
-	s.leases.hold(leaseOf(a.decision, candidate), s.now().Add(a.decision.FirstByteLimit+firstByteMargin))
+	if a.decision.Lease > 0 { // else it holds nothing: it is a question of our own
+		s.leases.hold(leaseOf(a.decision, candidate), s.now().Add(a.decision.FirstByteLimit+firstByteMargin))
+	}
 	return nil
 }
 

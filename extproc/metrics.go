@@ -7,7 +7,8 @@ import (
 )
 
 // metrics are what extproc counts. Labels are closed: outcome and source are
-// domain's, channel is configured, class is one of answerClass, reason is domain's.
+// domain's, channel is configured, class is one of answerClass, reason is domain's,
+// why is one of the why constants.
 type metrics struct {
 	requests      *prometheus.CounterVec
 	settlements   *prometheus.CounterVec
@@ -25,6 +26,8 @@ type metrics struct {
 	heartbeats    prometheus.Counter
 	idleEnds      prometheus.Counter
 	background    prometheus.Gauge
+	takenOver     prometheus.Counter
+	givenUp       *prometheus.CounterVec
 }
 
 func newMetrics(r prometheus.Registerer, inFlight, journal func() float64) *metrics {
@@ -96,8 +99,16 @@ func newMetrics(r prometheus.Registerer, inFlight, journal func() float64) *metr
 			Name: "keyway_extproc_background_responses",
 			Help: "Responses in the background that this instance follows until they have ended.",
 		}),
+		takenOver: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "keyway_extproc_background_taken_over_total",
+			Help: "Responses in the background that this instance went on following where another one, or its predecessor, had stopped.",
+		}),
+		givenUp: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "keyway_extproc_background_given_up_total",
+			Help: "Responses in the background that were settled by an estimate, by why: forgotten by the provider, refused to the channel or its channel gone, age, no_room to follow them.",
+		}, []string{"why"}),
 	}
-	r.MustRegister(m.background, m.heartbeats, m.idleEnds, m.requests, m.settlements, m.answers, m.cooldowns, m.probeUp, m.tokens, m.costMicros, m.unpricedTiers, m.ttft, m.added, m.estimateRatio, m.lost, m.refused,
+	r.MustRegister(m.background, m.takenOver, m.givenUp, m.heartbeats, m.idleEnds, m.requests, m.settlements, m.answers, m.cooldowns, m.probeUp, m.tokens, m.costMicros, m.unpricedTiers, m.ttft, m.added, m.estimateRatio, m.lost, m.refused,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "keyway_extproc_in_flight",
 			Help: "Requests whose holds this instance keeps alive.",

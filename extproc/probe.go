@@ -136,7 +136,7 @@ func (p *prober) probe(ctx context.Context, channel domain.Channel) {
 func (p *prober) ask(ctx context.Context, channel domain.Channel) (f wire.Failure, told bool) {
 	d := domain.Decision{
 		RequestID: fmt.Sprintf("probe-%s-%d", channel.Name, time.Now().UnixMilli()),
-		API:       domain.APIChat, Path: channel.Probe.Path, FirstByteLimit: probeLimit, Lease: domain.DefaultLease,
+		API:       domain.APIChat, Path: channel.Probe.Path, FirstByteLimit: probeLimit,
 	}
 	if !channel.Provider.Speaks(domain.DialectOpenAI) {
 		d.API = domain.APIMessages
@@ -160,14 +160,19 @@ func (p *prober) ask(ctx context.Context, channel domain.Channel) (f wire.Failur
 	if reply := resp.Header.Get(envoy.HeaderReply); reply != "" {
 		return wire.Failure{}, strings.HasPrefix(reply, detailsUnanswered)
 	}
-	f.Status = resp.StatusCode
+	return failureOf(resp), true
+}
+
+// failureOf is what an answer says of the channel.
+func failureOf(resp *http.Response) wire.Failure {
+	f := wire.Failure{Status: resp.StatusCode}
 	f.Body, _ = io.ReadAll(io.LimitReader(resp.Body, probeBody)) // what is cut off is not missed
 	for name, values := range resp.Header {
 		if lower := strings.ToLower(name); wire.TellsWait(lower) {
 			f.Headers = append(f.Headers, wire.Header{Name: lower, Value: values[0]})
 		}
 	}
-	return f, true
+	return f
 }
 
 // blame brings what a probe found: against every class of the channel.

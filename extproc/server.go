@@ -46,6 +46,7 @@ type Options struct {
 	Cooldowns   Cooldowns
 	Learner     ChannelLearner
 	Probes      Probes
+	Followings  Followings
 	Secrets     Secrets
 	// Listener is where Envoy connects; the Server closes it.
 	Listener net.Listener
@@ -53,7 +54,7 @@ type Options struct {
 	Relay net.Listener
 	// Egress is where the relay and the probes call channels, and where is asked for
 	// responses in the background, "unix:/path"; without it there is none of these.
-	// Probes is mandatory with it.
+	// Probes and Followings are mandatory with it.
 	Egress     string
 	Health     *telemetry.Health
 	Registerer prometheus.Registerer
@@ -150,7 +151,7 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("make client of channels: %w", err)
 	}
 	s.prober = &prober{store: o.Probes, egress: egress, config: o.Config, evidence: s.evidence, metrics: s.metrics, logger: s.logger}
-	s.background = newBackground(egress)
+	s.background = newBackground(s, egress, o.Followings)
 	if o.Relay != nil {
 		s.relay, s.relayListener = &relay{server: s, egress: egress, bodies: semaphore.NewWeighted(relayBodies)}, o.Relay
 	}
@@ -195,7 +196,7 @@ func (s *Server) Run(ctx context.Context) error {
 			},
 			func(ctx context.Context) error {
 				if s.background != nil {
-					s.background.run(ctx)
+					s.background.run(ctx, stopping)
 				}
 				return nil
 			},

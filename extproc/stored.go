@@ -18,7 +18,8 @@ const rememberTimeout = 250 * time.Millisecond
 
 // remember keeps which channel made the response, before its id reaches the
 // client, which may use it at once and at any replica. Where the store does not
-// take it now, the settlement brings it.
+// take it now, the settlement brings it. Of one that is made in the background it
+// is noted as well who follows it.
 func (w *watch) remember() {
 	if w.remembered || w.decision.API != domain.APIResponses {
 		return
@@ -35,6 +36,9 @@ func (w *watch) remember() {
 	if err := s.storedIDs.Remember(ctx, made, s.keepStoredIDs()); err != nil {
 		w.unkept = made
 		s.logger.Warn("stored id waits for the settlement", telemetry.RequestID(w.decision.RequestID), telemetry.Err(err))
+	}
+	if w.decision.Background && s.background != nil {
+		s.background.keep(ctx, w.soFar(id))
 	}
 }
 

@@ -83,6 +83,9 @@ type watch struct {
 	unkept domain.StoredID
 	// served: it has been reported that the channel works.
 	served bool
+	// resumed is what was known of a response in the background when its request
+	// was over; nil for any other.
+	resumed *domain.Settlement
 	// lost: it went on in the background, and nobody can tell how it ended.
 	lost bool
 }
@@ -388,12 +391,13 @@ func (w *watch) settle(outcome domain.Outcome) {
 	}
 	w.settled = true
 	s := w.server
-	r := recordOf(w.decision, w.attempts())
-	r.Outcome, r.Status = outcome, w.status
-	r.UpstreamRequestID = w.upstreamRequestID()
-	r.FirstByteAt, r.EndedAt = w.firstByte, s.now()
+	r := w.record()
+	r.Outcome, r.EndedAt = outcome, s.now()
 	w.use(&r)
 	s.settle(domain.Settlement{Decision: w.decision, Channel: w.slotHolder().Channel, Record: r, Stored: w.unkept})
+	if w.decision.Background && s.background != nil {
+		s.background.done(w.decision.RequestID)
+	}
 }
 
 // use fills in what was used: the provider's word where there is one, an
@@ -401,7 +405,12 @@ func (w *watch) settle(outcome domain.Outcome) {
 func (w *watch) use(r *domain.UsageRecord) {
 	r.Source = domain.SourceEstimate
 	price := w.decision.PriceOf(w.slotHolder())
-	if w.watcher == nil {
+	switch {
+	case w.lost:
+		r.Usage = domain.Usage{InputUncached: w.decision.PromptTokens, Output: w.decision.OutputCap}
+		r.CostMicros = charge(r, w.decision, price)
+		return
+	case w.watcher == nil:
 		if r.Outcome == domain.OutcomeSuccess {
 			r.Usage = unread(w.decision)
 		}
@@ -420,8 +429,6 @@ func (w *watch) use(r *domain.UsageRecord) {
 		r.Usage, r.Source = result.Count(w.decision.PromptTokens)
 	case r.Outcome == domain.OutcomeFailed:
 		// A failed attempt's text is not output, and costs nothing.
-	case w.lost:
-		r.Usage = domain.Usage{InputUncached: w.decision.PromptTokens, Output: w.decision.OutputCap}
 	case w.compressed():
 		r.Usage = domain.Usage{InputUncached: w.decision.PromptTokens, Output: min(w.forwarded/bytesPerToken, max(w.decision.OutputCap, 1))}
 	default:

@@ -33,7 +33,8 @@ With --relay and --egress it also answers streams of models that have
 early_heartbeat: it sends heartbeats before a provider has answered, and calls
 the channels through Envoy's egress listener, a socket on the same machine. With
 --egress it follows responses in the background, for models that have background:
-poll, until they have ended.`,
+poll, until they have ended; another extproc of the region, or its successor, goes
+on with those that it leaves behind.`,
 		Example: `  keyway extproc --listen unix:/run/keyway/extproc.sock --journal /var/lib/keyway/journal
   keyway extproc --listen unix:/run/keyway/extproc.sock --journal /var/lib/keyway/journal \
     --relay unix:/run/keyway/relay.sock --egress unix:/run/keyway/egress.sock
@@ -77,7 +78,7 @@ func runExtproc(cmd *cobra.Command, f regionFlags, relay string, o extproc.Optio
 	}
 	o.Config, o.Store, o.Calibration, o.Secrets, o.Listener = holder, regional, regional, secret.NewResolver(secret.Options{}), listener
 	o.StoredIDs = regional
-	o.Cooldowns, o.Learner, o.Probes = regional, regional, regional
+	o.Cooldowns, o.Learner, o.Probes, o.Followings = regional, regional, regional, regional
 	o.Health, o.Registerer, o.Logger, o.StopTimeout = p.health, p.registry, p.logger, f.StopLimit
 	server, err := extproc.New(o)
 	if err != nil {
