@@ -22,17 +22,29 @@ type target struct {
 	// whole and stream are requests as bytes, so that sending costs nothing.
 	whole  []byte
 	stream []byte
+	// chunks is how many of them stream asks for.
+	chunks int
 }
 
 // newTarget prepares requests of about 500 bytes.
 func newTarget(name, addr, key, model string) target {
 	request := func(extra string) []byte {
-		body := fmt.Sprintf(`{"model":%q,"messages":[{"role":"system","content":"%s"},{"role":"user","content":"How is the river?"}],"max_tokens":200%s}`,
-			model, strings.Repeat("You answer in short and friendly sentences. ", 8), extra)
-		return fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nhost: %s\r\nauthorization: Bearer %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s",
-			addr, key, len(body), body)
+		return post(addr, key, fmt.Sprintf(`{"model":%q,"messages":[{"role":"system","content":"%s"},{"role":"user","content":"How is the river?"}],"max_tokens":200%s}`,
+			model, strings.Repeat("You answer in short and friendly sentences. ", 8), extra))
 	}
-	return target{name: name, addr: addr, whole: request(""), stream: request(`,"stream":true`)}
+	return target{name: name, addr: addr, whole: request(""), stream: request(`,"stream":true`), chunks: streamChunks}
+}
+
+// post is a chat request as bytes.
+func post(addr, key, body string) []byte {
+	return fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nhost: %s\r\nauthorization: Bearer %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s",
+		addr, key, len(body), body)
+}
+
+// rhythmic asks for a stream of chunks, the one every after the other.
+func rhythmic(addr, key, model string, every time.Duration, chunks int) []byte {
+	return post(addr, key, fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":"How is the river? Please `+rhythmFormat+`."}],"max_tokens":200,"stream":true}`,
+		model, every.Milliseconds(), chunks))
 }
 
 // head is what of a message's head the benchmark reads.
@@ -174,17 +186,20 @@ type streamed struct {
 	// those of every chunk from the provider to the client.
 	firsts []time.Duration
 	delays []time.Duration
+	// silences are the longest of each stream, from its first byte on.
+	silences []time.Duration
+	beats    int
 }
 
-// stream runs count streams at once to their ends.
-func stream(t target, count int) (streamed, error) {
+// stream runs count streams to their ends. They begin spread over a time, as
+// clients do that know nothing of each other.
+func stream(t target, count int, over time.Duration) (streamed, error) {
 	parts := make([]streamed, count)
 	errs := make([]error, count)
 	var wg sync.WaitGroup
 	for i := range count {
 		wg.Go(func() {
-			// Spread over one interval, as clients that know nothing of each other are.
-			time.Sleep(time.Duration(i) * streamEvery / time.Duration(count))
+			time.Sleep(time.Duration(i) * over / time.Duration(count))
 			parts[i], errs[i] = streamOne(t)
 		})
 	}
@@ -192,6 +207,7 @@ func stream(t target, count int) (streamed, error) {
 	var all streamed
 	for _, p := range parts {
 		all.firsts, all.delays = append(all.firsts, p.firsts...), append(all.delays, p.delays...)
+		all.silences, all.beats = append(all.silences, p.silences...), all.beats+p.beats
 	}
 	if err := errors.Join(errs...); err != nil {
 		return all, fmt.Errorf("stream through %s: %w", t.name, err)
@@ -206,39 +222,70 @@ func streamOne(t target) (streamed, error) {
 		return s, err
 	}
 	defer c.conn.Close()
-	sent := time.Now()
-	body, err := c.begin(t.stream)
+	begun := time.Now()
+	var heard time.Time
+	var silence time.Duration
+	err = c.events(t.stream, t.chunks, func(e event) {
+		if heard.IsZero() {
+			s.firsts = append(s.firsts, e.at.Sub(begun))
+		} else {
+			silence = max(silence, e.at.Sub(heard))
+		}
+		heard = e.at
+		switch {
+		case e.beat:
+			s.beats++
+		case !e.sent.IsZero():
+			s.delays = append(s.delays, e.at.Sub(e.sent))
+		}
+	})
+	s.silences = append(s.silences, silence)
+	return s, err
+}
+
+// event is a line of a stream.
+type event struct {
+	at time.Time
+	// sent is when a chunk left the provider; zero for what is none.
+	sent time.Time
+	// beat: it is a heartbeat.
+	beat bool
+}
+
+// events sends a request and reads its stream to the end, which must be whole
+// and of so many chunks.
+func (c *caller) events(request []byte, chunks int, line func(event)) error {
+	body, err := c.begin(request)
 	if err != nil {
-		return s, err
+		return err
 	}
 	lines := bufio.NewReader(body)
-	last := ""
+	got, last := 0, ""
 	for {
-		line, err := lines.ReadString('\n')
+		text, err := lines.ReadString('\n')
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
-			return s, err
+			return err
 		}
-		now := time.Now()
-		if len(s.firsts) == 0 {
-			s.firsts = append(s.firsts, now.Sub(sent))
-		}
-		if _, rest, ok := strings.Cut(line, stampMark); ok {
+		e := event{at: time.Now(), beat: strings.HasPrefix(text, ":")}
+		if _, rest, ok := strings.Cut(text, stampMark); ok {
 			stamp, _, _ := strings.Cut(rest, `"`)
 			ns, err := strconv.ParseInt(stamp, 10, 64)
 			if err != nil {
-				return s, fmt.Errorf("read a chunk's time: %w", err)
+				return fmt.Errorf("read a chunk's time: %w", err)
 			}
-			s.delays = append(s.delays, now.Sub(time.Unix(0, ns)))
+			e.sent = time.Unix(0, ns)
+			got++
 		}
-		if strings.TrimSpace(line) != "" {
-			last = strings.TrimSpace(line)
+		line(e)
+		if strings.TrimSpace(text) != "" {
+			last = strings.TrimSpace(text)
 		}
 	}
-	if len(s.delays) != streamChunks || last != "data: [DONE]" {
-		return s, fmt.Errorf("a stream of %d chunks that ended with %q", len(s.delays), last)
+	if got != chunks || last != "data: [DONE]" {
+		return fmt.Errorf("a stream of %d chunks of %d that ended with %q", got, chunks, last)
 	}
-	return s, nil
+	return nil
 }

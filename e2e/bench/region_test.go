@@ -130,13 +130,15 @@ listener: {address: 127.0.0.1, port: %[1]s}
 providers:
   - {name: p, dialects: [openai], base_url: "http://%[2]s/v1"}
 channels:
-  - {name: c, provider: p, secret: "file:%[3]s", slots: 5000, models: [{name: bench}, {name: renamed, upstream: bench-upstream}, {name: beating}, {name: thinking}, {name: thinking-beating}]}
+  - {name: c, provider: p, secret: "file:%[3]s", slots: 5000, models: [{name: bench}, {name: renamed, upstream: bench-upstream}, {name: beating}, {name: thinking}, {name: thinking-beating}, {name: soon-beating}, {name: thinking-soon-beating}]}
   - {name: n, provider: p, secret: "file:%[3]s", egress: native, slots: 5000, models: [{name: native, upstream: native}, {name: native-renamed, upstream: bench-upstream}]}
 models:
   - {name: bench, context_window: 200000, max_output: 4096, prices: [{version: v1, input: "2.5", output: "10"}]}
   - {name: beating, heartbeat: 0.6s, context_window: 200000, max_output: 4096, prices: [{version: v1, input: "2.5", output: "10"}]}
   - {name: thinking, early_heartbeat: true, context_window: 200000, max_output: 4096, prices: [{version: v1, input: "2.5", output: "10"}]}
   - {name: thinking-beating, heartbeat: 0.6s, early_heartbeat: true, context_window: 200000, max_output: 4096, prices: [{version: v1, input: "2.5", output: "10"}]}
+  - {name: soon-beating, heartbeat: 0.1s, context_window: 200000, max_output: 4096, prices: [{version: v1, input: "2.5", output: "10"}]}
+  - {name: thinking-soon-beating, heartbeat: 0.1s, early_heartbeat: true, context_window: 200000, max_output: 4096, prices: [{version: v1, input: "2.5", output: "10"}]}
   - {name: renamed, context_window: 200000, max_output: 4096, prices: [{version: v1, input: "2.5", output: "10"}]}
   - {name: native, context_window: 200000, max_output: 4096, prices: [{version: v1, input: "2.5", output: "10"}]}
   - {name: native-renamed, context_window: 200000, max_output: 4096, prices: [{version: v1, input: "2.5", output: "10"}]}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -19,24 +20,13 @@ import (
 )
 
 // write makes the report.
-func write(results map[string][]figures, profiles string) string {
+func write(results, slowly map[string][]figures, profiles string) string {
 	var out strings.Builder
-	all := make([][]figures, len(targetNames))
-	for i, name := range targetNames {
-		all[i] = results[name]
-	}
-	fmt.Fprintf(&out, "# Benchmarks\n\nWritten by `make bench`; do not edit the figures.\n\n%s\n", machine(slices.Concat(all...)))
+	w := newTables(&out, targetNames, results)
+	fmt.Fprintf(&out, "# Benchmarks\n\nWritten by `make bench`; do not edit the figures.\n\n%s\n",
+		machine(slices.Concat(append(slices.Collect(maps.Values(slowly)), w.all...)...)))
 	out.WriteString(howTaken)
-	head := func(first string, columns ...string) {
-		fmt.Fprintf(&out, "\n| %s | %s |\n|%s\n", first, strings.Join(columns, " | "), strings.Repeat(" --- |", len(columns)+1))
-	}
-	row := func(label string, of func(figures) float64) {
-		fmt.Fprintf(&out, "| %s |", label)
-		for _, own := range all {
-			fmt.Fprintf(&out, " %s |", spread(own, of))
-		}
-		out.WriteString("\n")
-	}
+	head, row, against := w.head, w.row, w.against
 	out.WriteString("\n## Latency and throughput\n")
 	head("", targetNames...)
 	row("1 connection: requests/s", func(f figures) float64 { return f.aloneRate })
@@ -62,13 +52,6 @@ func write(results map[string][]figures, profiles string) string {
 
 	out.WriteString("\n## Against bare Envoy\n\nMedians of the ratios and differences of each round.\n")
 	head("", append([]string{"aim"}, targetNames[1:]...)...)
-	against := func(label, aim string, of func(own, bare figures) float64) {
-		fmt.Fprintf(&out, "| %s | %s |", label, aim)
-		for _, own := range all[1:] {
-			fmt.Fprintf(&out, " %s |", spread(paired(own, all[0], of), itself))
-		}
-		out.WriteString("\n")
-	}
 	against("gateway's processor time, times bare Envoy's", "≤ 16", func(own, bare figures) float64 { return gatewayCPU(own) / gatewayCPU(bare) })
 	against("requests/s at 16 connections, of bare Envoy's", "≥ 0.08", func(own, bare figures) float64 { return own.crowdRate / bare.crowdRate })
 	against("added p50 at 1 connection, ms", "≤ 1.5", func(own, bare figures) float64 { return ms(own.aloneP50 - bare.aloneP50) })
@@ -77,10 +60,49 @@ func write(results map[string][]figures, profiles string) string {
 	against("added delay of a chunk, p50, ms", "", func(own, bare figures) float64 { return ms(own.chunkP50 - bare.chunkP50) })
 	against("added delay of a chunk, p99, ms", "", func(own, bare figures) float64 { return ms(own.chunkP99 - bare.chunkP99) })
 
+	writeSlow(&out, slowly)
+
 	out.WriteString("\n## Where the services' time goes\n\nGo profiles under 16 connections. A part holds all that it calls, so parts overlap.\n")
 	out.WriteString(profiles)
 	out.WriteString(found)
 	return out.String()
+}
+
+// tables writes the figures of several targets side by side; the first is what
+// the others are compared with.
+type tables struct {
+	out   *strings.Builder
+	names []string
+	all   [][]figures
+}
+
+func newTables(out *strings.Builder, names []string, results map[string][]figures) tables {
+	w := tables{out: out, names: names}
+	for _, name := range names {
+		w.all = append(w.all, results[name])
+	}
+	return w
+}
+
+func (w tables) head(first string, columns ...string) {
+	fmt.Fprintf(w.out, "\n| %s | %s |\n|%s\n", first, strings.Join(columns, " | "), strings.Repeat(" --- |", len(columns)+1))
+}
+
+func (w tables) row(label string, of func(figures) float64) {
+	fmt.Fprintf(w.out, "| %s |", label)
+	for _, own := range w.all {
+		fmt.Fprintf(w.out, " %s |", spread(own, of))
+	}
+	w.out.WriteString("\n")
+}
+
+// against compares, with an aim where there is one.
+func (w tables) against(label, aim string, of func(own, bare figures) float64) {
+	fmt.Fprintf(w.out, "| %s | %s |", label, aim)
+	for _, own := range w.all[1:] {
+		fmt.Fprintf(w.out, " %s |", spread(paired(own, w.all[0], of), itself))
+	}
+	w.out.WriteString("\n")
 }
 
 const howTaken = `
@@ -96,7 +118,7 @@ name for the model at the provider, so that every body is patched. "Native" is
 the same over a channel with ` + "`egress: native`" + `: Envoy itself, and not extproc,
 sets credential, path and body of an attempt.
 
-Each round measures every target in turn, in alternating order: 3 s on one
+Each round measures every target in turn, in alternating order: 2 s on one
 connection, 4 s on 16, then 50 streams of 50 chunks, each 40 ms after the last,
 from which the gateway takes out the usage chunk that it asked for. Processor
 time is that of the 16 connections and the second after them. A cell is the

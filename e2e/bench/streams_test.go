@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"bufio"
 	"errors"
 	"flag"
 	"fmt"
@@ -96,7 +95,7 @@ func holdStreams(b *testing.B, w way) held {
 	}
 	key := r.key(b, "usual", "rates")
 	// What a process needs for its first streams is none of theirs.
-	_, err := stream(newTarget(w.name, addr, key, w.model), 2*crowd)
+	_, err := stream(newTarget(w.name, addr, key, w.model), 2*crowd, streamEvery)
 	require.NoError(b, err)
 	liveBefore := r.live(b)
 	envoyBefore, extprocBefore := resident(b, r.pids[envoy]), resident(b, r.pids["extproc"])
@@ -179,49 +178,25 @@ func holdOne(addr, key, model string, from, until time.Time, count *atomic.Int64
 	}
 	defer c.conn.Close()
 	chunks := int(time.Until(until)/liveEvery) + 2
-	body := fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":"How is the river? Please `+rhythmFormat+`."}],"max_tokens":200,"stream":true}`,
-		model, liveEvery.Milliseconds(), chunks)
-	answer, err := c.begin(fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nhost: %s\r\nauthorization: Bearer %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s",
-		addr, key, len(body), body))
-	if err != nil {
-		return s, err
-	}
-	lines := bufio.NewReader(answer)
-	got, last := 0, ""
-	for {
-		line, err := lines.ReadString('\n')
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return s, err
-		}
-		now := time.Now()
-		counts := now.After(from) && now.Before(until)
-		if counts && strings.HasPrefix(line, ":") {
+	begun := false
+	err = c.events(rhythmic(addr, key, model, liveEvery, chunks), chunks, func(e event) {
+		counts := e.at.After(from) && e.at.Before(until)
+		switch {
+		case e.beat && counts:
 			s.beats++
+			return
+		case e.sent.IsZero():
+			return
 		}
-		if _, rest, ok := strings.Cut(line, stampMark); ok {
-			if got++; got == 1 {
-				count.Add(1)
-			}
-			stamp, _, _ := strings.Cut(rest, `"`)
-			ns, err := strconv.ParseInt(stamp, 10, 64)
-			if err != nil {
-				return s, fmt.Errorf("read a chunk's time: %w", err)
-			}
-			if counts {
-				s.delays = append(s.delays, now.Sub(time.Unix(0, ns)))
-			}
+		if !begun {
+			begun = true
+			count.Add(1)
 		}
-		if strings.TrimSpace(line) != "" {
-			last = strings.TrimSpace(line)
+		if counts {
+			s.delays = append(s.delays, e.at.Sub(e.sent))
 		}
-	}
-	if got != chunks || last != "data: [DONE]" {
-		return s, fmt.Errorf("a stream of %d chunks of %d that ended with %q", got, chunks, last)
-	}
-	return s, nil
+	})
+	return s, err
 }
 
 // live is what extproc's heap and stacks hold after a collection, in bytes.
