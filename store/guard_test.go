@@ -8,12 +8,15 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -96,6 +99,32 @@ func TestAFrozenStoreFailsCallsAtOnceAndComesBack(t *testing.T) {
 	assert.Equal(t, 1, s.log.count("answers again"))
 	o := newTenant()
 	admit(t, s.Store, o.decide(o.hold(domain.LimitBudgetDay, 10, 1)))
+}
+
+func TestAStoreBehindASocket(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("", "store") // a socket's path is short
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	path := filepath.Join(dir, "s")
+	server := storetest.Start(t, "--unixsocket", path, "--unixsocketperm", "700")
+	s := open(t, Options{URL: "unix://" + path + "?db=1"})
+	require.NoError(t, rebuild(s))
+	s.Start(context.Background())
+	ctx := context.Background()
+	require.NoError(t, s.Probe(ctx))
+	client := redis.NewClient(&redis.Options{Addr: server.Addr, DB: 1})
+	t.Cleanup(func() { _ = client.Close() })
+	keys, err := client.DBSize(ctx).Result()
+	require.NoError(t, err)
+	assert.Positive(t, keys, "it is the server and the database that the URL names")
+
+	server.Pause(t)
+	require.ErrorIs(t, s.Ping(ctx), domain.ErrStoreDown)
+	assert.False(t, s.Alive())
+	server.Resume(t)
+	eventually(t, "it comes back by itself", s.Alive)
+	require.NoError(t, s.Probe(ctx))
 }
 
 func TestACrashedStoreComesBack(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/url"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -55,7 +56,7 @@ type Options struct {
 	// URL is redis:// or rediss:// (TLS) with user, password, host, port and
 	// database. More than one addr parameter, or cluster=true, makes it a
 	// cluster: redis://a:6379?addr=b:6379&addr=c:6379. A master_name parameter
-	// makes the hosts sentinels.
+	// makes the hosts sentinels. unix:///path is a server on this machine.
 	URL string
 	// Log takes one line for each change of health; default slog.Default().
 	Log *slog.Logger
@@ -123,7 +124,7 @@ func Open(o Options) (*Store, error) {
 	options.PipelinePoolSize = -1 // nearly every act is a pipeline: one pool, one bound
 	if options.MasterName == "" {
 		for _, addr := range options.Addrs {
-			g.node("tcp", addr)
+			g.node(networkOf(addr), addr)
 		}
 	}
 	client := redis.NewUniversalClient(options)
@@ -131,6 +132,15 @@ func Open(o Options) (*Store, error) {
 		client.AddHook(onceEach{})
 	}
 	return &Store{client: client, guard: g, log: o.Log}, nil
+}
+
+// networkOf tells the path of a Unix socket from host and port, as the client
+// library does.
+func networkOf(addr string) string {
+	if strings.HasPrefix(addr, "/") {
+		return "unix"
+	}
+	return "tcp"
 }
 
 // parse reads the URL of a single server, of sentinels or of a cluster.

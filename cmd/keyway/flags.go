@@ -74,7 +74,7 @@ const (
 // storeFlag adds the flag that every user of the store has.
 func storeFlag(cmd *cobra.Command, url *string) {
 	cmd.Flags().StringVar(url, "store", "",
-		"URL of the regional store, redis://[user:password@]host:port/db or rediss:// for TLS.")
+		"URL of the regional store, redis://[user:password@]host:port/db, rediss:// for TLS, or unix:///path?db=number.")
 }
 
 // dirFlag adds the flag that finds what `keyway up` left.

@@ -75,7 +75,7 @@ func (r *region) ownSpec(name string, port int, args ...string) supervise.Spec {
 		Name: name, Path: r.binary, LogFile: r.log(name), StopWithin: stopService,
 		Args: append([]string{name, "--metrics", localAddr(port), "--log-level", r.LogLevel}, args...),
 		// The store's URL may hold a password; an argument is everybody's to read.
-		Env:   []string{envStore + "=" + r.storeURL()},
+		Env:   []string{envStore + "=" + r.ownStoreURL()},
 		Ready: answers200(serviceAt(port).ReadyURL),
 	}
 	if name == procXDS {
@@ -106,6 +106,9 @@ const (
 	sockEgress = "egress"
 )
 
+// sockStore is the file of the store's socket.
+const sockStore = "store.sock"
+
 func (r *region) providerSpec() supervise.Spec {
 	return supervise.Spec{
 		Name: procFakeProvider, Path: r.binary, LogFile: r.log(procFakeProvider), StopWithin: stopHard,
@@ -121,13 +124,23 @@ func (r *region) storeURL() string {
 	return fmt.Sprintf("redis://%s/0", localAddr(r.StorePort))
 }
 
+// ownStoreURL is the store's URL for our services: a store that runs here as well
+// is reached over a socket, which costs both sides less than a connection.
+func (r *region) ownStoreURL() string {
+	if r.parts.StoreURL != "" {
+		return r.parts.StoreURL
+	}
+	return "unix://" + r.run(sockStore)
+}
+
 // storeSpec runs the store as production does (ARCHITECTURE §6): nothing is
 // evicted, every write is logged.
 func (r *region) storeSpec() supervise.Spec {
 	return supervise.Spec{
 		Name: procStore, Path: r.parts.Store, LogFile: r.log(procStore), StopWithin: stopStore,
 		Args: []string{
-			"--bind", loopback, "--port", strconv.Itoa(r.StorePort), "--dir", r.Data, "--daemonize", "no",
+			"--bind", loopback, "--port", strconv.Itoa(r.StorePort),
+			"--unixsocket", r.run(sockStore), "--unixsocketperm", "700", "--dir", r.Data, "--daemonize", "no",
 			"--maxmemory-policy", "noeviction", "--appendonly", "yes", "--appendfsync", "everysec", "--save", "",
 		},
 		Ready: answersPing(localAddr(r.StorePort)),
