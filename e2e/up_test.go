@@ -134,6 +134,9 @@ func TestUpForANewcomer(t *testing.T) {
 	eventually(t, func() bool {
 		return strings.Count(shell(t, commands[2]), "success") == 2
 	}, 30*time.Second, 100*time.Millisecond, "both requests stand in the ledger")
+	const entries = "access_logs.grpc_access_log.logs_written"
+	assert.Contains(t, shell(t, fmt.Sprintf("curl -s '%s/stats?filter=%s'", fields["envoy_admin_url"], entries)), entries+": 0",
+		"Envoy tells nothing of what was watched to its end")
 
 	again, err := exec.Command(binary, append([]string{"up", "--dir", dir}, freePorts()...)...).CombinedOutput()
 	require.Error(t, err)

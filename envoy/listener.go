@@ -14,6 +14,7 @@ import (
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	earlyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -222,6 +223,9 @@ func watchFilter() *extprocv3.ExternalProcessor {
 			ResponseBodyMode:    extprocv3.ProcessingMode_NONE,
 			ResponseTrailerMode: extprocv3.ProcessingMode_SKIP,
 		},
+		MetadataOptions: &extprocv3.MetadataOptions{
+			ReceivingNamespaces: &extprocv3.MetadataOptions_MetadataNamespaces{Untyped: []string{WatchNamespace}},
+		},
 		ResponseAttributes: []string{AttributeCluster, AttributeAttempts, AttributeResponseCode},
 	}
 }
@@ -242,7 +246,8 @@ func dropClientHeaders() (*corev3.TypedExtensionConfig, error) {
 	return &corev3.TypedExtensionConfig{Name: "envoy.http.early_header_mutation.header_mutation", TypedConfig: config}, nil
 }
 
-// accessLog tells extproc of every end, with the metadata of the request.
+// accessLog tells extproc of the ends that nobody watched, and of requests that
+// still run, with the metadata of the request. What authz refused holds nothing.
 func accessLog() (*accesslogv3.AccessLog, error) {
 	config, err := pack(&grpclogv3.HttpGrpcAccessLogConfig{CommonConfig: &grpclogv3.CommonGrpcAccessLogConfig{
 		LogName:             LogName,
@@ -255,7 +260,32 @@ func accessLog() (*accesslogv3.AccessLog, error) {
 		return nil, err
 	}
 	return &accesslogv3.AccessLog{
-		Name:       "envoy.access_loggers.http_grpc",
+		Name: "envoy.access_loggers.http_grpc",
+		Filter: &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_AndFilter{AndFilter: &accesslogv3.AndFilter{
+			Filters: []*accesslogv3.AccessLogFilter{
+				byMetadata(MetadataNamespace, MetadataDecision, &matcherv3.ValueMatcher{
+					MatchPattern: &matcherv3.ValueMatcher_PresentMatch{PresentMatch: true},
+				}, wrapperspb.Bool(false)),
+				byMetadata(WatchNamespace, MetadataSeen, &matcherv3.ValueMatcher{
+					MatchPattern: &matcherv3.ValueMatcher_BoolMatch{BoolMatch: false},
+				}, wrapperspb.Bool(true)),
+			},
+		}}},
 		ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: config},
 	}, nil
+}
+
+// byMetadata lets an entry pass whose metadata matches; missing says whether one
+// without the metadata passes.
+func byMetadata(namespace, key string, value *matcherv3.ValueMatcher, missing *wrapperspb.BoolValue) *accesslogv3.AccessLogFilter {
+	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_MetadataFilter{MetadataFilter: &accesslogv3.MetadataFilter{
+		Matcher: &matcherv3.MetadataMatcher{
+			Filter: namespace,
+			Path: []*matcherv3.MetadataMatcher_PathSegment{{
+				Segment: &matcherv3.MetadataMatcher_PathSegment_Key{Key: key},
+			}},
+			Value: value,
+		},
+		MatchIfKeyNotFound: missing,
+	}}}
 }

@@ -20,6 +20,11 @@ const (
 	AttemptsNamespace = "keyway"
 	MetadataAttempts  = "attempts"
 
+	// WatchNamespace and MetadataSeen hold true once the watch has the whole answer:
+	// the access log then has nothing to tell.
+	WatchNamespace = "keyway.watch"
+	MetadataSeen   = "seen"
+
 	// HeaderDecision, HeaderChannel, HeaderAttempt, HeaderAttempts and
 	// HeaderSide travel as initial metadata of a gRPC stream to extproc.
 	HeaderDecision = "x-keyway-decision"

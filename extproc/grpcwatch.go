@@ -159,8 +159,20 @@ func (s *Server) responseHead(ws watchStream, attributes map[string]*structpb.St
 	if plan.replace != nil {
 		return w, immediate(ws.decision, plan.replace)
 	}
-	return w, headResponse(plan)
+	resp := headResponse(plan)
+	if w.settled {
+		resp.DynamicMetadata = seen
+	}
+	return w, resp
 }
+
+// seen tells Envoy that the end of this answer is known here, so that it writes
+// no entry for it. Whoever leaves from now on had the whole answer.
+var seen = &structpb.Struct{Fields: map[string]*structpb.Value{
+	envoy.WatchNamespace: structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
+		envoy.MetadataSeen: structpb.NewBoolValue(true),
+	}}),
+}}
 
 func headResponse(p watchPlan) *extprocv3.ProcessingResponse {
 	resp := &extprocv3.ProcessingResponse{
@@ -192,7 +204,9 @@ func (d *watchDoor) body(b *extprocv3.HttpBody) error {
 	d.pulse.stop()
 	// The last bytes may lie in the watcher's buffer, which finish uses again.
 	out = bytes.Clone(out)
-	return d.stream.Send(bodyChunk(append(out, w.finish()...), true))
+	last := bodyChunk(append(out, w.finish()...), true)
+	last.DynamicMetadata = seen
+	return d.stream.Send(last)
 }
 
 func (d *watchDoor) trailers() error {
@@ -204,9 +218,13 @@ func (d *watchDoor) trailers() error {
 			}
 		}
 	}
-	return d.stream.Send(&extprocv3.ProcessingResponse{
+	resp := &extprocv3.ProcessingResponse{
 		Response: &extprocv3.ProcessingResponse_ResponseTrailers{ResponseTrailers: &extprocv3.TrailersResponse{}},
-	})
+	}
+	if d.w != nil {
+		resp.DynamicMetadata = seen
+	}
+	return d.stream.Send(resp)
 }
 
 func bodyChunk(body []byte, end bool) *extprocv3.ProcessingResponse {
