@@ -84,6 +84,9 @@ type UsageRecord struct {
 	// FirstByteAt is zero when no byte came.
 	FirstByteAt time.Time
 	EndedAt     time.Time
+	// SettledAt is when the settlement reached the store, by the store's clock; zero
+	// until it was read from the outbox.
+	SettledAt time.Time
 	// EntryNo is 0 for the settlement itself and counts its corrections from 1.
 	// Those may have negative counts: they are added to what stands.
 	EntryNo int

@@ -23,7 +23,7 @@ var columns = []string{
 	"admitted_at_ms", "first_byte_at_ms", "ended_at_ms",
 	"cache_write_30m_tokens", "cache_write_12h_tokens",
 	"input_audio_tokens", "input_image_tokens", "output_audio_tokens", "output_image_tokens",
-	"tool_calls", "service_tier", "entry_no", "reason", "budgets", "model_dispatched",
+	"tool_calls", "service_tier", "entry_no", "reason", "budgets", "model_dispatched", "settled_at_ms",
 }
 
 // rowsPerInsert keeps a statement far below the parameter limits of both
@@ -140,6 +140,7 @@ func values(rec domain.UsageRecord) ([]any, error) {
 		toMs(rec.AdmittedAt), toMs(rec.FirstByteAt), toMs(rec.EndedAt),
 		u.CacheWrite30m, u.CacheWrite12h, u.InputAudio, u.InputImage, u.OutputAudio, u.OutputImage,
 		string(tools), clean(u.Tier), rec.EntryNo, clean(rec.Reason), clean(strings.Join(rec.Budgets, " ")), clean(rec.ModelDispatched),
+		toMs(rec.SettledAt),
 	}, nil
 }
 

@@ -12,10 +12,17 @@ import (
 	"keyway/domain"
 )
 
-// Newest is the end of the entry that ended last; the zero time for an empty ledger.
+// newestAmong is how many of the last rows are looked at for the newest settlement:
+// batches of several workers, and what one took over from another, are written out
+// of order.
+const newestAmong = 10_000
+
+// Newest is when the newest settlement reached the store, by the store's clock; the
+// zero time for an empty ledger, and for one without settlements of this version.
 func (l *Ledger) Newest(ctx context.Context) (time.Time, error) {
 	var ms sql.NullInt64
-	if err := l.read.QueryRowContext(ctx, "SELECT MAX(ended_at_ms) FROM usage_records").Scan(&ms); err != nil {
+	if err := l.read.QueryRowContext(ctx, fmt.Sprintf(
+		"SELECT MAX(settled_at_ms) FROM (SELECT settled_at_ms FROM usage_records ORDER BY seq DESC LIMIT %d) AS last", newestAmong)).Scan(&ms); err != nil {
 		return time.Time{}, fmt.Errorf("find newest entry: %w", err)
 	}
 	return fromMs(ms.Int64), nil

@@ -23,7 +23,7 @@ func TestBudgetSumsOfEveryWindow(t *testing.T) {
 		rec := func(id string, cost, made int64, names ...string) domain.UsageRecord {
 			r := domain.UsageRecord{
 				RequestID: id, KeyID: "k", Identity: "acme", Outcome: domain.OutcomeSuccess, Source: domain.SourceUpstream,
-				CostMicros: cost, AdmittedAt: noon, EndedAt: noon.Add(time.Duration(cost) * time.Second), Budgets: names,
+				CostMicros: cost, AdmittedAt: noon, EndedAt: noon.Add(time.Hour), SettledAt: noon.Add(time.Duration(cost) * time.Second), Budgets: names,
 			}
 			r.Usage.Tools[domain.ToolImageGeneration] = made
 			return r

@@ -50,7 +50,7 @@ func (l *Ledger) Correct(ctx context.Context, c Correction) (entries []domain.Us
 	entries = []domain.UsageRecord{reversal(stands), next}
 	for i := range entries {
 		e := &entries[i]
-		e.EntryNo, e.Reason, e.EndedAt = stands.EntryNo+1+i, c.Reason, c.At
+		e.EntryNo, e.Reason, e.EndedAt, e.SettledAt = stands.EntryNo+1+i, c.Reason, c.At, time.Time{}
 	}
 	n, err := l.insert(ctx, tx, entries)
 	if err == nil && n != len(entries) {

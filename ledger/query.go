@@ -120,6 +120,7 @@ func scan(rows *sql.Rows) (domain.UsageRecord, error) {
 		attempts, tools, budgets   string
 		raw                        sql.NullString
 		admitted, firstByte, ended int64
+		settled                    int64
 	)
 	u := &rec.Usage
 	err := rows.Scan(
@@ -130,7 +131,7 @@ func scan(rows *sql.Rows) (domain.UsageRecord, error) {
 		&rec.CostMicros, &rec.PriceVersion, &raw, &rec.PromptTokensEstimate, &rec.UpstreamRequestID,
 		&admitted, &firstByte, &ended,
 		&u.CacheWrite30m, &u.CacheWrite12h, &u.InputAudio, &u.InputImage, &u.OutputAudio, &u.OutputImage,
-		&tools, &u.Tier, &rec.EntryNo, &rec.Reason, &budgets, &rec.ModelDispatched,
+		&tools, &u.Tier, &rec.EntryNo, &rec.Reason, &budgets, &rec.ModelDispatched, &settled,
 	)
 	if err != nil {
 		return domain.UsageRecord{}, fmt.Errorf("scan record: %w", err)
@@ -156,5 +157,6 @@ func scan(rows *sql.Rows) (domain.UsageRecord, error) {
 		rec.RawUsage = []byte(raw.String)
 	}
 	rec.AdmittedAt, rec.FirstByteAt, rec.EndedAt = fromMs(admitted), fromMs(firstByte), fromMs(ended)
+	rec.SettledAt = fromMs(settled)
 	return rec, nil
 }

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -214,9 +217,22 @@ func readEntries(shard int, messages []redis.XMessage) []domain.OutboxEntry {
 	entries := make([]domain.OutboxEntry, len(messages))
 	for i, m := range messages {
 		record, err := decodeRecord(m.Values)
+		if err == nil {
+			record.SettledAt = settledAt(m.ID)
+		}
 		entries[i] = domain.OutboxEntry{Shard: shard, ID: m.ID, Record: record, Deliveries: 1, Err: err}
 	}
 	return entries
+}
+
+// settledAt is the time in the id of an entry, which the store gave it.
+func settledAt(id string) time.Time {
+	ms, _, _ := strings.Cut(id, "-")
+	n, err := strconv.ParseInt(ms, 10, 64)
+	if err != nil {
+		return time.Time{} // no id of a stream
+	}
+	return time.UnixMilli(n).UTC()
 }
 
 // AckOutbox removes entries for good; it is called after their records were

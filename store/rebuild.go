@@ -28,8 +28,8 @@ const (
 	// rebuildChunk bounds the windows of one script.
 	rebuildChunk = 500
 	// ledgerSlack is how much newer than a shard's generation an entry of the
-	// ledger may be: its time is another machine's, and it is a second or so old
-	// when it is written.
+	// ledger may be: both times are the store's, but those of two of its nodes, and
+	// a generation is moved on every second.
 	ledgerSlack = 10 * time.Second
 )
 
@@ -45,9 +45,9 @@ func (s *Store) see(shard int, generation int64) {
 }
 
 // Advance moves the generation of every shard on and lists the shards that have
-// lost writes. written is the end of the newest entry of the ledger: a shard that
-// was not advanced since is older than what it has given away already. It is
-// for a start, at which nothing has been seen yet; later a zero time will do.
+// lost writes. written is when the newest entry of the ledger was settled, by the
+// store's clock: a shard that was not advanced since is older than what it has
+// given away already. It is for a start, at which nothing has been seen yet; later a zero time will do.
 func (s *Store) Advance(ctx context.Context, written time.Time) (lost []int, err error) {
 	var least int64
 	if !written.IsZero() {

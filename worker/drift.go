@@ -18,7 +18,8 @@ type BudgetSums interface {
 	// BudgetSums sums requests admitted at since or later, and tells which of
 	// the given requests it has.
 	BudgetSums(ctx context.Context, since time.Time, requests []string) (domain.BudgetSums, error)
-	// Newest is the end of the newest record; zero when there is none.
+	// Newest is when the newest record was settled, by the store's clock; zero when
+	// nobody knows.
 	Newest(ctx context.Context) (time.Time, error)
 }
 

@@ -13,7 +13,8 @@ import (
 // Generations is the regional store's knowledge of whether it has lost writes.
 type Generations interface {
 	// Advance says that the store is watched, and lists the shards that have lost
-	// writes. written is when the ledger was last written, or zero.
+	// writes. written is when the newest record of the ledger was settled, by the
+	// store's clock, or zero.
 	Advance(ctx context.Context, written time.Time) (lost []int, err error)
 	// Rebuild brings the windows of shards to what sums says of the ledger.
 	Rebuild(ctx context.Context, shards []int, sums func(context.Context, []string) (domain.BudgetSums, error)) error

@@ -64,7 +64,8 @@ func TestAWorkerRebuildsEveryWindow(t *testing.T) {
 	require.Nil(t, a.Refusal)
 	r := domain.UsageRecord{
 		RequestID: d.RequestID, KeyID: d.KeyID, Identity: d.Identity, API: d.API, Model: "m", Outcome: domain.OutcomeSuccess,
-		Source: domain.SourceUpstream, CostMicros: 300, AdmittedAt: d.AdmittedAt, EndedAt: time.Now(),
+		Source: domain.SourceUpstream, CostMicros: 300, AdmittedAt: d.AdmittedAt,
+		EndedAt: time.Now().Add(time.Hour), // by a gateway's clock, which is wrong
 	}
 	r.Usage.Tools[domain.ToolImageGeneration] = 3
 	_, err = s.Settle(t.Context(), domain.Settlement{Decision: d, Record: r})
@@ -75,6 +76,18 @@ func TestAWorkerRebuildsEveryWindow(t *testing.T) {
 		newest, err := book.Newest(t.Context())
 		return err == nil && !newest.IsZero()
 	}, 20*time.Second, 10*time.Millisecond, "the ledger has it")
+
+	// One that starts now, and has seen nothing yet, takes the store for no older than
+	// the ledger.
+	starting, err := openStore(server.URL)
+	require.NoError(t, err)
+	newest, err := book.Newest(t.Context())
+	require.NoError(t, err)
+	require.WithinDuration(t, time.Now(), newest, 5*time.Second)
+	lost, err := starting.Advance(t.Context(), newest)
+	require.NoError(t, err)
+	require.Empty(t, lost)
+	require.NoError(t, starting.Close())
 
 	options, err := redis.ParseURL(server.URL)
 	require.NoError(t, err)
