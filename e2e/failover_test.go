@@ -176,6 +176,9 @@ func TestAllChannelsFail(t *testing.T) {
 		{"429 responses", `{"status":429,"retry_after":{"seconds":600}}`, domain.APIResponses, 429, "rate_limit_error", 429, false},
 		{"401 chat", `{"status":401}`, domain.APIChat, 502, "server_error", 401, true},
 		{"401 messages", `{"status":401}`, domain.APIMessages, 500, "api_error", 401, true},
+		{"402 chat", `{"status":402,"body":"{\"error\":{\"code\":402,\"message\":\"Insufficient credits\"}}"}`, domain.APIChat, 502, "server_error", 402, true},
+		{"money chat", `{"fail":"insufficient_quota"}`, domain.APIChat, 502, "server_error", 429, true},
+		{"money messages", `{"fail":"insufficient_quota"}`, domain.APIMessages, 500, "api_error", 429, true},
 		{"redirect chat", `{"status":308,"headers":{"Location":"/v2"}}`, domain.APIChat, 502, "server_error", 308, true},
 		{"redirect messages", `{"status":302,"headers":{"Location":"https://elsewhere.example/v1"}}`, domain.APIMessages, 500, "api_error", 302, true},
 		{"HTML chat", `{"fail":"html"}`, domain.APIChat, 502, "server_error", 502, true},
@@ -191,7 +194,7 @@ func TestAllChannelsFail(t *testing.T) {
 			assert.Equal(t, tc.kind, errorTypeOf(t, got.body))
 			if tc.ownWords {
 				assert.Empty(t, got.Header.Get("Location"))
-				requireNoInsides(t, got, "Incorrect API key", "upstream edge", faceKey("a"), faceKey("b"))
+				requireNoInsides(t, got, "Incorrect API key", "billing", "credits", "upstream edge", faceKey("a"), faceKey("b"))
 			}
 			if wait := got.Header.Get("Retry-After"); wait != "" {
 				assert.LessOrEqual(t, len(wait), 2, "Retry-After %q is more than a minute", wait)

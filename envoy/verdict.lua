@@ -1,11 +1,13 @@
 -- Marks an upstream answer that the next channel should replace, and notes
 -- what this attempt answered. Synchronous, so it may take part in the response.
 local channel, namespace, key, mark = "CHANNEL", "NAMESPACE", "ATTEMPTS", "HEADER"
-local classes = { ["401"] = "auth", ["403"] = "auth", ["429"] = "rate", ["503"] = "overload", ["529"] = "overload" }
+local classes = {
+  ["401"] = "auth", ["402"] = "quota", ["403"] = "auth", ["429"] = "rate", ["503"] = "overload", ["529"] = "overload",
+}
 -- Statuses whose body tells money, a rate and a fault of the client apart, or
 -- how long to wait.
 local telling = { ["400"] = true, ["402"] = true, ["403"] = true, ["429"] = true, ["503"] = true, ["529"] = true }
--- Some providers say "out of money" with 400 or 402: only the body tells.
+-- Some providers say "out of money" with 400: only the body tells.
 local money = {
   "insufficient_quota", "billing_error", "credit_balance_exhausted", "spend_limit_", "usage_limit_exceeded", "Arrearage",
 }
@@ -47,7 +49,7 @@ end
 local function class_of(status, text)
   if classes[status] then return classes[status] end
   if status:find("^[35]") then return "server" end
-  if (status == "400" or status == "402") and out_of_money(text) then return "quota" end
+  if status == "400" and out_of_money(text) then return "quota" end
 end
 
 -- Go reads what is noted, and judges by it what is wrong with the channel.

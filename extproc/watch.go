@@ -105,7 +105,7 @@ func (s *Server) begin(d domain.Decision, a answer) (*watch, watchPlan) {
 	}
 	switch {
 	case a.status >= 300:
-		plan.replace = replacement(a)
+		plan.replace = replacement(a, w.failure().Judge(w.begun).Reason)
 		w.status = a.shown(d.API.Dialect(), plan.replace)
 		w.blame()
 		w.settle(domain.OutcomeFailed)
@@ -153,19 +153,24 @@ func bodyFormat(a answer) (format wire.Format, watchable bool) {
 }
 
 // replacement is the error that stands for an upstream's answer which must not
-// be shown: a refusal of our own credential names it and misleads the client,
-// and a body that is not JSON breaks SDKs.
-func replacement(a answer) *domain.Error {
-	if !a.fromUpstream {
+// be shown: a refusal of our own credential or account names it, and would have
+// the client look at its own, and a body that is not JSON breaks SDKs. why is
+// what the answer says of the channel.
+func replacement(a answer, why domain.CooldownReason) *domain.Error {
+	switch {
+	case !a.fromUpstream:
 		return nil
-	}
-	if a.status == 401 || a.status == 403 {
+	case a.status == 401 || a.status == 403:
 		return &domain.Error{
 			Code:    domain.CodeUpstream,
 			Message: "The provider refused the gateway's own credential for this model. Give your operator the request id.",
 		}
-	}
-	if a.status < 400 {
+	case why == domain.ReasonQuota:
+		return &domain.Error{
+			Code:    domain.CodeUpstream,
+			Message: "The gateway's own account at the provider of this model is exhausted. Give your operator the request id.",
+		}
+	case a.status < 400:
 		// A client would send its key along to wherever it leads.
 		return domain.Errorf(domain.CodeUpstream, "The provider answered with a redirect (%d), which this gateway does not follow. Try again.", a.status)
 	}
@@ -346,16 +351,20 @@ func (w *watch) praise() {
 	w.server.evidence.worked(w.slotHolder(), ttft)
 }
 
+// failure is what the provider of the last attempt answered in place of an answer.
+func (w *watch) failure() wire.Failure {
+	if noted, ok := noteOf(w.decision, w.answer.attempts, readNotes(w.answer.notes)); ok {
+		return noted.failure()
+	}
+	return wire.Failure{Status: w.answer.status}
+}
+
 // blame reports the last attempt of an answer that is an error.
 func (w *watch) blame() {
 	channel, evidence := w.slotHolder(), w.server.evidence
 	switch {
 	case w.answer.fromUpstream:
-		failure := wire.Failure{Status: w.answer.status}
-		if noted, ok := noteOf(w.decision, w.answer.attempts, readNotes(w.answer.notes)); ok {
-			failure = noted.failure()
-		}
-		evidence.failed(channel, failure)
+		evidence.failed(channel, w.failure())
 	case w.answer.unanswered:
 		evidence.failed(channel, wire.Failure{})
 	default:
