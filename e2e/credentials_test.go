@@ -2,10 +2,12 @@ package e2e
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -226,5 +228,41 @@ func TestARefusedCredentialIsTheGatewaysOwnFault(t *testing.T) {
 	for _, r := range s.records(t, id, rows) {
 		assert.Equal(t, domain.OutcomeFailed, r.Outcome)
 		assert.Zero(t, r.CostMicros)
+	}
+}
+
+// What a provider says of its account, its edge or its origin, and what only the
+// gateway may say, ends here, on every way and in good and bad answers; the time
+// to wait comes in the form that every SDK can take.
+func TestProvidersHeadersEndHere(t *testing.T) {
+	t.Parallel()
+	s := sharedStack(t)
+	c := s.caller(t, "wide", "--policy", "wide")
+	headers := map[string]string{"Retry-After": time.Now().Add(24 * time.Hour).UTC().Format(http.TimeFormat), "Retry-After-Ms": "86400000"}
+	for _, name := range []string{
+		"Openai-Organization", "Anthropic-Organization-Id", "Set-Cookie", "X-Ratelimit-Limit-Requests", "RateLimit-Remaining", "X-Rate-Limit-Reset",
+		"Www-Authenticate", "Strict-Transport-Security", "Access-Control-Allow-Origin", "Cf-Ray", "Via", "X-Litellm-Key-Spend",
+		"X-Keyway-Model", "X-Keyway-Notice", "X-Keyway-Retry", "X-Envoy-Upstream-Service-Time", "X-Request-Id", "Request-Id",
+	} {
+		headers[name] = "theirs"
+	}
+	raw, err := json.Marshal(headers)
+	require.NoError(t, err)
+	for _, model := range []string{"fail", "think-two"} {
+		for _, api := range []domain.API{domain.APIChat, domain.APIMessages} {
+			for _, status := range []int{200, 400, 429} {
+				got := c.ask(t, ask{api: api, model: model, stream: true, script: fmt.Sprintf(`{"status":%d,"headers":%s}`, status, raw)})
+				what := fmt.Sprintf("%s %s %d", model, api, status)
+				require.Equal(t, status, got.StatusCode, "%s: %s", what, got.body)
+				for name := range headers {
+					for _, value := range got.Header.Values(name) {
+						assert.NotContains(t, value, "theirs", "%s: %s", what, name)
+					}
+				}
+				assert.Equal(t, "theirs", got.Header.Get("X-Keyway-Upstream-Request-Id"), what)
+				assert.Equal(t, []string{"60"}, got.Header.Values("Retry-After"), what)
+				assert.Equal(t, []string{"60000"}, got.Header.Values("Retry-After-Ms"), what)
+			}
+		}
 	}
 }

@@ -215,6 +215,8 @@ func watchFilter() *extprocv3.ExternalProcessor {
 		StatusOnError:            &typev3.HttpStatus{Code: typev3.StatusCode_ServiceUnavailable},
 		AllowModeOverride:        true,
 		AllowContentLengthHeader: true,
+		// A provider's own x-envoy-* headers are among what no client may see.
+		MutationRules: &mutationrulesv3.HeaderMutationRules{AllowEnvoy: wrapperspb.Bool(true)},
 		ProcessingMode: &extprocv3.ProcessingMode{
 			RequestHeaderMode:   extprocv3.ProcessingMode_SKIP,
 			RequestBodyMode:     extprocv3.ProcessingMode_NONE,

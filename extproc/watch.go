@@ -1,7 +1,7 @@
 package extproc
 
 import (
-	"strconv"
+	"slices"
 	"strings"
 	"time"
 
@@ -94,7 +94,8 @@ type watch struct {
 // watched is settled here, since nothing more will be seen of it.
 func (s *Server) begin(d domain.Decision, a answer) (*watch, watchPlan) {
 	w := &watch{server: s, decision: d, answer: a, begun: s.now(), status: a.shown(d.API.Dialect(), nil)}
-	plan := watchPlan{remove: strippedHeaders(a.headers), set: w.ownHeaders()}
+	plan := watchPlan{set: w.ownHeaders()}
+	plan.remove = strippedHeaders(a.headers, plan.set)
 	if a.fromUpstream {
 		s.evidence.limits(w.slotHolder(), a.headers)
 	}
@@ -192,19 +193,17 @@ func replacement(a answer, why domain.CooldownReason) *domain.Error {
 	return e
 }
 
-// strippedHeaders are those that tell of the provider's account.
-func strippedHeaders(headers map[string][]string) []string {
+// strippedHeaders are those that the client must not see; those in set are
+// replaced.
+func strippedHeaders(headers map[string][]string, set []wire.Header) []string {
 	var out []string
 	for name := range headers {
-		if wire.StripResponseHeader(name) {
+		if wire.StripResponseHeader(name) && !slices.ContainsFunc(set, func(h wire.Header) bool { return h.Name == name }) {
 			out = append(out, name)
 		}
 	}
 	return out
 }
-
-// maxRetryAfterSeconds caps an upstream's Retry-After: some SDKs wait as long as they are told.
-const maxRetryAfterSeconds = 60
 
 // ownHeaders are the headers of the answer that Keyway says: our request id
 // where the dialect's SDKs read it, the provider's own one beside it.
@@ -217,10 +216,7 @@ func (w *watch) ownHeaders() []wire.Header {
 	if served := w.decision.ModelOf(w.slotHolder()); served != w.decision.AskedModel() {
 		set = append(set, wire.Header{Name: headerModel, Value: served})
 	}
-	if n, err := strconv.Atoi(w.answer.header("retry-after")); err == nil && n > maxRetryAfterSeconds {
-		set = append(set, wire.Header{Name: "retry-after", Value: strconv.Itoa(maxRetryAfterSeconds)})
-	}
-	return set
+	return append(set, wire.WaitHeaders(w.answer.headers, w.begun)...)
 }
 
 // headerModel names the model that serves, where the client asked for another

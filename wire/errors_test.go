@@ -198,15 +198,48 @@ func TestLimitHeaders(t *testing.T) {
 	assert.Empty(t, LimitHeaders(domain.DialectOpenAI, nil, domain.Admission{}, now))
 }
 
+// Whatever a provider says of the time to wait, a client is told whole seconds
+// or milliseconds, a minute at most, or nothing.
+func TestWaitHeaders(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct{ seconds, millis, wantSeconds, wantMillis string }{
+		{"", "", "", ""},
+		{"7", "", "7", ""},
+		{"0.3", "300", "1", "300"},
+		{"3600", "3600000", "60", "60000"},
+		{"6m30s", "0.5", "60", "1"},
+		{"Tue, 01 Dec 2026 12:00:30 GMT", "", "30", ""},
+		{"Fri, 01 Jan 2100 00:00:00 GMT", "", "60", ""},
+		{"Tue, 01 Dec 2020 12:00:30 GMT", "0", "", ""},
+		{"1796126405", "", "5", ""},
+		{"-5", "-5", "", ""},
+		{"soon", "later", "", ""},
+		{"99999999999999999999", "1e9", "60", ""},
+	} {
+		headers, want := map[string][]string{}, []Header(nil)
+		for _, h := range []struct{ name, value, want string }{{"retry-after", tc.seconds, tc.wantSeconds}, {"retry-after-ms", tc.millis, tc.wantMillis}} {
+			if h.value != "" {
+				headers[h.name] = []string{h.value, "1"}
+			}
+			if h.want != "" {
+				want = append(want, Header{h.name, h.want})
+			}
+		}
+		assert.Equal(t, want, WaitHeaders(headers, failedAt), "%+v", tc)
+	}
+}
+
 func TestResponseHeaders(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{
 		"openai-organization", "OpenAI-Project", "anthropic-organization-id", "Anthropic-Workspace-Id", "Set-Cookie",
+		"request-id", "Retry-After", "retry-after-ms", "ratelimit", "RateLimit-Remaining", "X-Rate-Limit-Reset", "www-authenticate",
+		"Strict-Transport-Security", "nel", "via", "access-control-allow-origin", "x-litellm-key-spend", "X-Envoy-Upstream-Service-Time", "x-keyway-model",
 		"x-ratelimit-remaining-tokens", "anthropic-ratelimit-unified-5h-reset", "CF-Ray", "cf-cache-status", "alt-svc",
 	} {
 		assert.True(t, StripResponseHeader(name), name)
 	}
-	for _, name := range []string{"content-type", "openai-processing-ms", "openai-version", "x-request-id", "request-id", "retry-after", "x-should-retry", "date"} {
+	for _, name := range []string{"content-type", "openai-processing-ms", "openai-version", "x-request-id", "x-should-retry", "date", "location"} {
 		assert.False(t, StripResponseHeader(name), name)
 	}
 	assert.Empty(t, RequestIDHeaders(domain.DialectOpenAI, "req_1"))

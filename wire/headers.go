@@ -42,11 +42,7 @@ func ErrorHeaders(d domain.Dialect, e *domain.Error) []Header {
 	if wait <= 0 {
 		return list
 	}
-	seconds := int64((wait + time.Second - 1) / time.Second)
-	millis := int64((wait + time.Millisecond - 1) / time.Millisecond)
-	return append(list,
-		Header{"retry-after", strconv.FormatInt(seconds, 10)},
-		Header{"retry-after-ms", strconv.FormatInt(millis, 10)})
+	return append(list, Header{"retry-after", inUnits(wait, time.Second)}, Header{"retry-after-ms", inUnits(wait, time.Millisecond)})
 }
 
 // hopeless reports whether sending the same request again cannot succeed.
@@ -140,20 +136,52 @@ func tightest(kind domain.LimitKind, holds []domain.Hold, adm domain.Admission) 
 var CredentialHeaders = []string{"authorization", "x-api-key", "api-key", "x-goog-api-key", "xi-api-key"}
 
 // StripResponseHeader reports whether a provider's response header, in any
-// case, must not reach the client: it tells of the provider's account, its
-// limits or its edge, not of the answer (PROTOCOLS §0.15).
+// case, must not reach the client as it is: it tells of the provider's account,
+// its limits, its edge or its own origin, not of the answer (PROTOCOLS §0.15), or
+// has a name by which only the gateway speaks. What a client learns of the times
+// to wait comes from WaitHeaders.
 func StripResponseHeader(name string) bool {
 	name = strings.ToLower(name)
-	switch name {
-	case "openai-organization", "openai-project", "anthropic-organization-id", "anthropic-workspace-id",
-		"set-cookie", "alt-svc":
-		return true
-	}
-	return slices.ContainsFunc(strippedPrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+	return slices.Contains(strippedNames, name) ||
+		slices.ContainsFunc(strippedPrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+}
+
+var strippedNames = []string{
+	"openai-organization", "openai-project", "anthropic-organization-id", "anthropic-workspace-id", "set-cookie",
+	"request-id", "retry-after", "retry-after-ms", "ratelimit", "x-ratelimit",
+	// How the provider wants to be asked, which the gateway's credential answers.
+	"www-authenticate", "proxy-authenticate", "authentication-info", "proxy-authentication-info",
+	// These speak for the origin that sends them, and that is the gateway.
+	"alt-svc", "strict-transport-security", "clear-site-data", "nel", "report-to", "reporting-endpoints", "via", "x-powered-by",
 }
 
 var strippedPrefixes = []string{
-	"x-ratelimit-", "anthropic-ratelimit-", "anthropic-priority-", "anthropic-fast-", "cf-",
+	"x-ratelimit-", "x-rate-limit-", "ratelimit-", "anthropic-ratelimit-", "anthropic-priority-", "anthropic-fast-",
+	"cf-", "x-litellm-", "access-control-", "x-envoy-", "x-keyway-",
+}
+
+// WaitHeaders are the times to wait that an upstream's headers, lower-case, tell
+// its client, in the forms and within the bounds that every SDK can take. A date
+// far ahead, a duration or an epoch would be obeyed for hours by some and
+// misread by others, and nonsense is left out.
+func WaitHeaders(headers map[string][]string, now time.Time) (list []Header) {
+	if values := headers["retry-after"]; len(values) > 0 {
+		if wait, ok := ParseWait(values[0], now); ok && wait > 0 {
+			list = append(list, Header{"retry-after", inUnits(wait, time.Second)})
+		}
+	}
+	if values := headers["retry-after-ms"]; len(values) > 0 {
+		if wait, ok := parseMillis(values[0]); ok && wait > 0 {
+			list = append(list, Header{"retry-after-ms", inUnits(wait, time.Millisecond)})
+		}
+	}
+	return list
+}
+
+// inUnits writes a wait, but not more than maxRetryAfter, in whole units, rounded
+// up: who waits so long must not come too early.
+func inUnits(wait, unit time.Duration) string {
+	return strconv.FormatInt(int64((min(wait, maxRetryAfter)+unit-1)/unit), 10)
 }
 
 // queryNames are the parameters that may go to a provider, beside the flag beta
