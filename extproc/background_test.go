@@ -66,7 +66,7 @@ func (a *asked) follows(t *testing.T, s *Server) {
 	t.Cleanup(server.Close)
 	client, err := newEgressClient("unix:" + path)
 	require.NoError(t, err)
-	s.background = newBackground(s, client, &fakeFollowers{store: s.store.(*fakeStore)})
+	s.background = newBackground(s, client, &fakeFollowers{stores: []*fakeStore{s.store.(*fakeStore)}})
 	s.background.first, s.background.longest = time.Millisecond, 3*time.Millisecond
 	t.Cleanup(func() {
 		s.background.handOverAll()

@@ -180,8 +180,8 @@ func (s *Server) Run(ctx context.Context) error {
 	server := telemetry.NewGRPC(recvBytes)
 	extprocv3.RegisterExternalProcessorServer(server, s)
 	accesslogv3.RegisterAccessLogServiceServer(server, s)
-	endUpkeep := s.upkeep(ctx, replay)
 	stopping := make(chan struct{})
+	endUpkeep := s.upkeep(ctx, stopping, replay)
 	err = telemetry.ServeGRPC(ctx, telemetry.ServeGRPCOptions{
 		Server: server, Listener: s.listener, Health: s.health, StopLimit: s.stopTimeout,
 		Stopping: func() { close(stopping) },
@@ -191,12 +191,6 @@ func (s *Server) Run(ctx context.Context) error {
 			func(ctx context.Context) error {
 				if s.prober != nil {
 					s.prober.run(ctx)
-				}
-				return nil
-			},
-			func(ctx context.Context) error {
-				if s.background != nil {
-					s.background.run(ctx, stopping)
 				}
 				return nil
 			},
@@ -215,11 +209,14 @@ func (s *Server) Run(ctx context.Context) error {
 // upkeep does what open requests need for as long as there are any, which is
 // beyond the end of gRPC: streams of the relay may outlive it, and without their
 // leases would be swept. The function that it returns ends it.
-func (s *Server) upkeep(ctx context.Context, replay *journal.Replay[domain.Settlement]) (end func()) {
+func (s *Server) upkeep(ctx context.Context, stopping <-chan struct{}, replay *journal.Replay[domain.Settlement]) (end func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
 	for _, run := range []func(context.Context){s.leases.run, replay.Run, s.calibration.run, s.evidence.run} {
 		running.Go(func() { run(ctx) })
+	}
+	if s.background != nil {
+		running.Go(func() { s.background.run(ctx, stopping) })
 	}
 	return func() {
 		cancel()

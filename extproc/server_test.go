@@ -119,7 +119,7 @@ func newOptions(t *testing.T) (Options, *fakeStore) {
 	store := &fakeStore{settled: map[string]domain.Settlement{}, gone: map[string]bool{}}
 	holder := &config.Holder{}
 	openai := domain.Provider{Authority: "api.example.com", BasePath: "/compat/v1", AnthropicVersion: "2023-06-01"}
-	holder.Set(&config.Snapshot{Channels: map[string]domain.Channel{
+	holder.Set(&config.Snapshot{Lease: domain.DefaultLease, Channels: map[string]domain.Channel{
 		"a": {Name: "a", Provider: openai, SecretRef: "env:A", Organization: "org-a"},
 		"b": {Name: "b", Provider: openai, SecretRef: "env:B"},
 	}})

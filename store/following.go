@@ -99,12 +99,14 @@ func (s *Store) TakeOver(ctx context.Context, follower string, lease time.Durati
 		return nil, fmt.Errorf("list responses without a follower: %w", err)
 	}
 	calls = calls[:0]
+	var asked []openEntry
 	for shard, cmd := range cmds {
 		requests, err := cmd.StringSlice()
 		if err != nil {
 			return nil, fmt.Errorf("list responses without a follower: %w", err)
 		}
 		for _, request := range requests[:min(len(requests), most-len(calls))] {
+			asked = append(asked, openEntry{shard, request})
 			calls = append(calls, followCall(openEntry{shard, request}, follower, lease/followShare, lease, nil))
 		}
 	}
@@ -112,20 +114,38 @@ func (s *Store) TakeOver(ctx context.Context, follower string, lease time.Durati
 		return nil, nil
 	}
 	var (
-		taken []domain.Settlement
-		errs  []error
+		taken  []domain.Settlement
+		broken []openEntry
+		errs   []error
 	)
-	for _, cmd := range s.run(ctx, calls) {
+	for i, cmd := range s.run(ctx, calls) {
 		status, following, err := readFollow(cmd)
 		if err == nil && status == domain.FollowingHeld {
 			var one domain.Settlement
 			if one, err = keywayv1.UnmarshalSettlement([]byte(following)); err == nil {
 				taken = append(taken, one)
+			} else {
+				broken = append(broken, asked[i])
 			}
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("take over response: %w", err))
 		}
 	}
-	return taken, errors.Join(errs...)
+	return taken, errors.Join(append(errs, s.dropFollowed(ctx, broken))...)
+}
+
+// dropFollowed leaves to the sweeper what nobody can read.
+func (s *Store) dropFollowed(ctx context.Context, entries []openEntry) error {
+	if len(entries) == 0 {
+		return nil
+	}
+	return s.do(ctx, "drop unreadable responses", func(ctx context.Context) error {
+		pipe := s.client.Pipeline()
+		for _, e := range entries {
+			pipe.ZRem(ctx, followedKey(e.shard), e.request)
+		}
+		_, err := pipe.Exec(ctx)
+		return err
+	})
 }

@@ -153,3 +153,32 @@ func TestTakingOverIsBounded(t *testing.T) {
 	}
 	assert.Empty(t, want)
 }
+
+// What cannot be read does not come up again and again: the sweeper ends it.
+func TestAnUnreadableFollowingIsLeftToTheSweeper(t *testing.T) {
+	t.Parallel()
+	s, ctx := begun(t, storetest.Start(t).URL), context.Background()
+	o := newTenant()
+	good, bad := o.decide(), o.decide()
+	admit(t, s, good)
+	admit(t, s, bad)
+	list := []domain.Settlement{inBackground(good), inBackground(bad)}
+	_, err := s.Follow(ctx, "a", list)
+	require.NoError(t, err)
+	require.NoError(t, s.HandOver(ctx, "a", list))
+	shard := domain.ShardOf(o.identity)
+	require.NoError(t, s.client.HSet(ctx, reservationKey(shard, bad.RequestID), "following", "\xff").Err())
+	taken, err := s.TakeOver(ctx, "b", 50*time.Millisecond, 10)
+	require.Error(t, err)
+	require.Len(t, taken, 1)
+	assert.Equal(t, good.RequestID, taken[0].Decision.RequestID)
+	require.NoError(t, s.HandOver(ctx, "b", taken))
+	eventually(t, "its lease is over", func() bool {
+		expired, err := s.Expired(ctx, 10)
+		require.NoError(t, err)
+		return len(expired) == 1 && expired[0].Decision.RequestID == bad.RequestID
+	})
+	taken, err = s.TakeOver(ctx, "b", time.Hour, 10)
+	require.NoError(t, err)
+	assert.Len(t, taken, 1)
+}
