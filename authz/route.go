@@ -131,7 +131,7 @@ func (s *Server) add(r *route, a ask, model domain.Model, most int) {
 		if !ok {
 			continue
 		}
-		h := table.of(c, model.Class, now)
+		h := table.of(c, model.HealthClass(a.api), now)
 		o := routing.Option{
 			Channel: c.Name, Priority: c.Priority, Weight: c.Weight, Cost: c.Cost, Slots: c.Slots,
 			ErrorRate: h.ErrorRate, TTFT: h.TTFT, InUse: h.InUse, WindowLeft: h.QuotaLeft, WindowEnds: h.QuotaEnds,

@@ -195,7 +195,7 @@ func candidate(d *domain.Decision, p pick, t candidateTerms) domain.Candidate {
 	c := domain.Candidate{
 		Channel: p.channel.Name, UpstreamModel: upstream, Slots: p.channel.Slots,
 		Patches: t.peek.Patches(wire.PatchOptions{UpstreamModel: upstream, InjectUsage: p.channel.InjectUsage, OutputCap: t.inject}),
-		Account: p.channel.Account, Egress: p.channel.Egress, Class: p.model.Class, Trial: p.trial,
+		Account: p.channel.Account, Egress: p.channel.Egress, Class: p.model.HealthClass(d.API), Trial: p.trial,
 	}
 	if p.model.Name != d.Model {
 		price := t.price(p.model)

@@ -161,6 +161,16 @@ type ImagePrice struct {
 // PassesRaw reports whether m stands for paths that pass unread.
 func (m Model) PassesRaw() bool { return len(m.Raw) > 0 }
 
+// HealthClass is the class of which attempts of api are evidence. What is free
+// has limits of its own at a provider: that too many tokens were counted says
+// nothing of the calls that cost.
+func (m Model) HealthClass(api API) string {
+	if api.Free() {
+		return m.Class + EveryClass + string(api) // no model's class has this mark in it
+	}
+	return m.Class
+}
+
 // ImageMicros is what one image of that quality and size costs; ok is false
 // where no price fits.
 func (m Model) ImageMicros(quality, size string) (micros int64, ok bool) {

@@ -26,7 +26,7 @@ import (
 // that makes the first of them fail: NAME-a at face a, then NAME-b at face b, for
 // the models NAME and NAME-other, which are two classes. Only NAME-a serves
 // NAME-alone.
-var resting = []string{"storm", "half", "doze", "forms", "classes", "inside", "none", "broke", "deaf"}
+var resting = []string{"storm", "half", "doze", "forms", "classes", "inside", "none", "broke", "deaf", "counted"}
 
 // obeyed is the time within which every replica obeys a cooldown.
 const obeyed = 100 * time.Millisecond
@@ -256,6 +256,27 @@ func TestCase075OneClassCools(t *testing.T) {
 		require.Equal(t, "a", c.servedBy(t, ask{model: "classes-alone"}))
 	}
 	eventually(t, func() bool { return c.servedBy(t, ask{model: "classes-other"}) == "a" }, patience, 50*time.Millisecond, "it comes back by itself")
+}
+
+// A provider's limit of counting tokens is none of the calls that it is counted
+// for, and theirs is none of counting.
+func TestCountingCoolsApart(t *testing.T) {
+	t.Parallel()
+	s := sharedStack(t)
+	c := s.caller(t, "wide", "--policy", "wide")
+	limited := failing(`"status":429,"retry_after":{"seconds":60}`)
+	counts := func(script string) string {
+		return c.servedBy(t, ask{api: domain.APICountTokens, model: "counted", script: script})
+	}
+	require.Equal(t, "ab", counts(limited))
+	s.awaitCooldown(t, "counted-a", "counted*count_tokens")
+	eventually(t, func() bool { return counts("") == "b" }, patience, 10*time.Millisecond, "counting obeys")
+	for range 3 {
+		require.Equal(t, "a", c.servedBy(t, ask{api: domain.APIMessages, model: "counted"}))
+	}
+	require.Equal(t, "ab", c.servedBy(t, ask{api: domain.APIMessages, model: "counted-other", script: limited}))
+	s.awaitCooldown(t, "counted-a", "counted-other")
+	require.Equal(t, "a", c.servedBy(t, ask{api: domain.APICountTokens, model: "counted-other"}))
 }
 
 // An error inside an answer with status 200 cools as its own status would.
