@@ -211,6 +211,8 @@ channels:
   - {name: home-c, provider: c, secret: "file:{{(index .Faces 2).Secret}}", slots: 1, models: [{name: home}]}
   - {name: fall-a, provider: a, secret: "file:{{(index .Faces 0).Secret}}", cooldown: obey, models: [{name: fall}]}
   - {name: fall-b, provider: b, secret: "file:{{(index .Faces 1).Secret}}", models: [{name: fallen, upstream: m-fallen}]}
+  - {name: both, provider: a, secret: "file:{{(index .Faces 0).Secret}}", models: [{name: fell, upstream: 'm-fell@{"status":500}'}, {name: fell-small, upstream: m-small}]}
+  - {name: both-native, egress: native, provider: c, secret: "file:{{(index .Faces 2).Secret}}", models: [{name: fell-native, upstream: 'm-fell@{"status":500}'}, {name: fell-small-native, upstream: m-small}]}
   - {name: lossy, provider: lossy, secret: "file:{{(index .Faces 4).Secret}}", slots: 500, models: [{name: lossy}]}
   - {name: lossy-b, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 500, models: [{name: lossy}]}
   - {name: media, provider: c, secret: "file:{{(index .Faces 2).Secret}}", slots: 500, models: [{name: ranked}, {name: spoken, upstream: tts-of-c}, {name: heard}, {name: drawn}, {name: files}]}
@@ -275,6 +277,10 @@ models:
   - {name: stuck, strategy: sticky, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: home, strategy: sticky, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: fall, fallbacks: [fallen], state: deprecated, notice: Use fallen., sunset: 2027-03-31, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: fell, fallbacks: [fell-small], max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: fell-small, max_output: 64, prices: [{version: v2, input: "3", output: "5"}]}
+  - {name: fell-native, fallbacks: [fell-small-native], max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: fell-small-native, max_output: 64, prices: [{version: v2, input: "3", output: "5"}]}
   - {name: fallen, max_output: 64, prices: [{version: v7, input: "3", output: "5"}]}
   - name: priced
     max_output: 64

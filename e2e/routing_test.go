@@ -247,6 +247,29 @@ func TestFallbackModelServesNamedAndPriced(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, got.StatusCode)
 }
 
+// The fallback model may be on the very channel that failed: each attempt has
+// the name of its own model, however odd, and the one that served is paid for.
+func TestFallbackOnTheSameChannel(t *testing.T) {
+	t.Parallel()
+	s := sharedStack(t)
+	for _, form := range []string{"", "-native"} {
+		for _, stream := range []bool{false, true} {
+			c := s.caller(t, "wide", "--policy", "wide")
+			a := ask{model: "fell" + form, stream: stream, nonce: newNonce()}
+			got := c.ask(t, a)
+			require.Equal(t, http.StatusOK, got.StatusCode, "%s", got.body)
+			assert.Equal(t, "fell-small"+form, got.Header.Get("X-Keyway-Model"))
+			seen := s.attempts(a.nonce)
+			require.Len(t, seen, 2)
+			assert.Equal(t, []string{"m-fell", "m-small"}, []string{seen[0].Model, seen[1].Model})
+			row := c.requireOneRowEach(t, 1)[0]
+			assert.Equal(t, []domain.Attempt{{Channel: "both" + form, Status: 500}, {Channel: "both" + form, Status: 200}}, row.Attempts)
+			assert.Equal(t, []string{"fell" + form, "fell-small" + form, "v2"}, []string{row.Model, row.ModelDispatched, row.PriceVersion})
+			assert.Equal(t, row.Usage.Input()*3+row.Usage.Output*5, row.CostMicros)
+		}
+	}
+}
+
 // explanation is what `keyway explain -o json` prints, as far as tests look.
 type explanation struct {
 	State      string `json:"state"`

@@ -123,8 +123,9 @@ func egressRoute() *routev3.RouteConfiguration {
 	return &routev3.RouteConfiguration{
 		Name: ListenerEgress,
 		VirtualHosts: []*routev3.VirtualHost{{
-			Name:    "keyway",
-			Domains: []string{"*"},
+			Name:                       "keyway",
+			Domains:                    []string{"*"},
+			IncludeRequestAttemptCount: true,
 			Routes: []*routev3.Route{
 				{
 					Match: &routev3.RouteMatch{

@@ -36,19 +36,20 @@ var PerChannelHeaders = []string{"openai-organization", "openai-project"}
 
 // Native is what the script of native egress needs of a decision: lines that
 // hold the dialect, the path below the provider's base URL, the length of the
-// client's body, and for each patch of a candidate "channel offset delete text".
+// client's body, and for each patch of the nth candidate "n channel offset delete
+// text": a channel that serves a fallback model too may be there twice.
 // It is for every candidate, whatever its form: which one the channel has when the
 // attempt comes there is Envoy's to know. An error is a patch that does not fit
 // into a line.
 func Native(d domain.Decision) (string, error) {
 	var out strings.Builder
 	fmt.Fprintf(&out, "%s\n%s\n%d\n", d.API.Dialect(), d.Path, d.BodyLen)
-	for _, c := range d.Candidates {
+	for i, c := range d.Candidates {
 		for _, p := range c.Patches {
 			if strings.Contains(p.Insert, "\n") || !utf8.ValidString(p.Insert) {
 				return "", fmt.Errorf("the patch at %d for channel %q is not a line of text", p.Offset, c.Channel)
 			}
-			fmt.Fprintf(&out, "%s %d %d %s\n", c.Channel, p.Offset, p.Delete, p.Insert)
+			fmt.Fprintf(&out, "%d %s %d %d %s\n", i+1, c.Channel, p.Offset, p.Delete, p.Insert)
 		}
 	}
 	return out.String(), nil

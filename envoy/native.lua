@@ -7,7 +7,7 @@ local credentials = { openai = "authorization", anthropic = "x-api-key" }
 local kept, families, own, set, version = KEPT, FAMILIES, PERCHANNEL, SET, VERSION
 
 -- The decision is lines of text: dialect, path, length of the body, and per
--- patch "channel offset delete text" (Native in package envoy).
+-- patch "attempt channel offset delete text" (Native in package envoy).
 local function decision(handle)
   local meta = handle:streamInfo():dynamicMetadata():get(source)
   local text = meta and meta[field]
@@ -47,10 +47,10 @@ local function headers(handle, dialect, path, length)
   if betas ~= nil then map:replace("anthropic-beta", betas) end
 end
 
-local function patch(handle, channel, length, rest)
+local function patch(handle, channel, attempt, length, rest)
   local edits = {}
-  for name, offset, delete, text in rest:gmatch("([^ \n]+) (%d+) (%d+) ([^\n]*)\n") do
-    if name == channel then edits[#edits + 1] = { tonumber(offset), tonumber(delete), text } end
+  for number, name, offset, delete, text in rest:gmatch("(%d+) ([^ \n]+) (%d+) (%d+) ([^\n]*)\n") do
+    if number == attempt and name == channel then edits[#edits + 1] = { tonumber(offset), tonumber(delete), text } end
   end
   if #edits == 0 then return end -- without a call of body() nothing is buffered
   local body = handle:body()
@@ -70,8 +70,9 @@ end
 
 local function prepare(handle, channel)
   local dialect, path, length, rest = decision(handle)
+  local attempt = handle:headers():get("x-envoy-attempt-count") or error("no attempt count")
   headers(handle, dialect, path, length)
-  patch(handle, channel, length, rest)
+  patch(handle, channel, attempt, length, rest)
 end
 
 -- An error of a script lets the request pass as it is: with the client's path

@@ -51,8 +51,9 @@ func ingressRoute(cfg *keywayv1.Config) (*routev3.RouteConfiguration, error) {
 		Name:                 ListenerIngress,
 		TypedPerFilterConfig: map[string]*anypb.Any{filterWatch: watch},
 		VirtualHosts: []*routev3.VirtualHost{{
-			Name:    "keyway",
-			Domains: []string{"*"},
+			Name:                       "keyway",
+			Domains:                    []string{"*"},
+			IncludeRequestAttemptCount: true, // native egress asks which candidate it is
 			Routes: []*routev3.Route{relay, {
 				Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
 				// The retry check still sees it; the client never does.
