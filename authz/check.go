@@ -113,15 +113,11 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 		d.FirstByteLimit = max(d.FirstByteLimit, p.channel.Provider.FirstByteLimit)
 		d.StripUsage = d.StripUsage || (p.channel.InjectUsage && peek.LacksUsage())
 	}
-	trial := s.claimTrial(ctx, &d)
-	if len(d.Candidates) == 0 {
+	admission, err := s.reserveFirst(ctx, &d, terms)
+	switch {
+	case errors.Is(err, errOnTrial):
 		return Admitted{}, resting(way.soonest, s.now(), len(way.picks))
-	}
-	admission, err := s.reserve(ctx, &d, terms)
-	if trial != nil && (err != nil || d.Candidates[0].Channel != trial.Channel) {
-		s.giveBack(ctx, *trial)
-	}
-	if err != nil {
+	case err != nil:
 		return Admitted{}, err
 	}
 	headers := append(wire.LimitHeaders(op.api.Dialect(), d.Holds, admission, s.now()), notices(model)...)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -45,9 +46,11 @@ func (f *fakeKeys) Key(_ context.Context, hash string) (domain.VirtualKey, error
 type fakeReservations struct {
 	mu        sync.Mutex
 	admission domain.Admission
-	err       error
-	admitted  []domain.Decision
-	late      []domain.Decision
+	// full are channels without a free slot.
+	full     []string
+	err      error
+	admitted []domain.Decision
+	late     []domain.Decision
 	// poison is a request whose late admission is refused for good.
 	poison   string
 	refunded chan domain.Decision
@@ -60,6 +63,12 @@ func (f *fakeReservations) Admit(_ context.Context, d domain.Decision) (domain.A
 	a := f.admission
 	a.Remaining = make([]int64, len(d.Holds))
 	a.Reset = make([]time.Duration, len(d.Holds))
+	if len(f.full) > 0 {
+		a.Skipped = slices.IndexFunc(d.Candidates, func(c domain.Candidate) bool {
+			return !slices.Contains(f.full, c.Channel) && (!c.Trial || c.Channel == d.Candidates[0].Channel)
+		})
+		a.SlotRefused = a.Skipped < 0
+	}
 	return a, f.err
 }
 

@@ -2,6 +2,7 @@ package authz
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -191,6 +192,31 @@ func (h *health) slotsInUse(ctx context.Context) map[string]int64 {
 // trialMargin is added to the first-byte limit: the answer's first output may
 // come a little after its head.
 const trialMargin = 5 * time.Second
+
+// errOnTrial: every candidate is being tried by another request.
+var errOnTrial = errors.New("every candidate is on trial")
+
+// reserveFirst reserves for the first candidate that has a slot free, and that no other
+// request is trying. Those whose cooldown is over and that stand behind a usable
+// one get their trial where all of those are full: by a claim, as any other.
+func (s *Server) reserveFirst(ctx context.Context, d *domain.Decision, t terms) (domain.Admission, error) {
+	refusal := errOnTrial
+	for {
+		trial := s.claimTrial(ctx, d)
+		if len(d.Candidates) == 0 {
+			return domain.Admission{}, refusal
+		}
+		admission, err := s.reserve(ctx, d, t)
+		if trial != nil && (err != nil || d.Candidates[0].Channel != trial.Channel) {
+			s.giveBack(ctx, *trial)
+		}
+		next := slices.IndexFunc(d.Candidates[1:], func(c domain.Candidate) bool { return c.Trial })
+		if !errors.Is(err, errBusy) || next < 0 {
+			return admission, err
+		}
+		refusal, d.Candidates = err, d.Candidates[1+next:]
+	}
+}
 
 // claimTrial has the request stand for the trial of its first candidate, where
 // the cooldown of that is over. Where another request does, the candidate is

@@ -163,6 +163,61 @@ func TestClaimTrial(t *testing.T) {
 	}
 }
 
+// Where all usable channels are full, one whose cooldown is over comes first by
+// a claim only.
+func TestATrialBehindFullChannelsNeedsAClaim(t *testing.T) {
+	t.Parallel()
+	tired := func(name string) domain.Candidate { return domain.Candidate{Channel: name, Class: "m", Trial: true} }
+	usable := func(name string) domain.Candidate { return domain.Candidate{Channel: name, Class: "m", Slots: 1} }
+	for _, tc := range []struct {
+		name         string
+		list         []domain.Candidate
+		full, grants []string
+		want         []string
+		// left are the claims that stand when the request goes out.
+		left []string
+		err  error
+	}{
+		{"a slot is free", []domain.Candidate{usable("x"), tired("a")}, []string{"y"}, []string{"a"}, []string{"x", "a"}, nil, nil},
+		{"granted", []domain.Candidate{usable("x"), tired("a"), usable("y")}, []string{"x", "y"}, []string{"a"}, []string{"a", "y"}, []string{"a"}, nil},
+		{"behind it a slot is free", []domain.Candidate{usable("x"), tired("a"), usable("y")}, []string{"x"}, []string{"a"}, []string{"y"}, nil, nil},
+		{"another request tries it", []domain.Candidate{usable("x"), tired("a")}, []string{"x"}, nil, nil, nil, errBusy},
+		{"the next of them is granted", []domain.Candidate{usable("x"), tired("a"), tired("b")}, []string{"x"}, []string{"b"}, []string{"b"}, []string{"b"}, nil},
+		{"granted and full too", []domain.Candidate{usable("x"), tired("a"), tired("b")}, []string{"x", "a"}, []string{"a", "b"}, []string{"b"}, []string{"b"}, nil},
+		{"no other, and all on trial", []domain.Candidate{tired("a"), tired("b")}, []string{"x"}, nil, nil, nil, errOnTrial},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			known := f.know()
+			f.reservations.full = tc.full
+			for _, name := range tc.grants {
+				known.grants[name] = true
+			}
+			d := domain.Decision{RequestID: "r", Candidates: tc.list}
+			_, err := f.server.reserveFirst(t.Context(), &d, terms{})
+			require.ErrorIs(t, err, tc.err)
+			standing := map[string]bool{}
+			for _, claim := range known.claims {
+				standing[claim.Channel] = claim.Lease > 0 && known.grants[claim.Channel]
+			}
+			var left, names []string
+			for name, stands := range standing {
+				if stands {
+					left = append(left, name)
+				}
+			}
+			assert.Equal(t, tc.left, left)
+			for _, c := range d.Candidates {
+				names = append(names, c.Channel)
+			}
+			if tc.err == nil {
+				assert.Equal(t, tc.want, names)
+			}
+		})
+	}
+}
+
 func TestRefusalWhileAllRest(t *testing.T) {
 	t.Parallel()
 	cools := resting(now.Add(17*time.Second), now, 0)

@@ -180,6 +180,26 @@ func TestAChannelWithoutSlotsIsNeverFull(t *testing.T) {
 	assert.Equal(t, 1, admit(t, s, two).Skipped)
 }
 
+// A channel on trial needs a claim to be the first: a full one before it is no reason.
+func TestAFullChannelLeadsToNoTrial(t *testing.T) {
+	t.Parallel()
+	s, o := shared(t), newTenant()
+	full, trial := unique("full"), unique("trial")
+	one := o.decide()
+	one.Candidates = []domain.Candidate{{Channel: full, Slots: 1}}
+	admit(t, s, one)
+	two := o.decide()
+	two.Candidates = []domain.Candidate{{Channel: full, Slots: 1}, {Channel: trial, Slots: 1, Trial: true}}
+	a, err := s.Admit(t.Context(), two)
+	require.NoError(t, err)
+	require.True(t, a.SlotRefused)
+	two.Candidates = two.Candidates[1:]
+	require.Zero(t, admit(t, s, two).Skipped, "it may come again, for the trial")
+	three := o.decide()
+	three.Candidates = []domain.Candidate{one.Candidates[0], {Channel: unique("other"), Trial: true}, {Channel: unique("endless")}}
+	assert.Equal(t, 2, admit(t, s, three).Skipped)
+}
+
 func TestARefusedLimitGivesTheSlotBack(t *testing.T) {
 	t.Parallel()
 	s, o := shared(t), newTenant()

@@ -162,13 +162,18 @@ func sooner(a, b *domain.Refusal) *domain.Refusal {
 	}
 }
 
-// errNoSlot: every candidate has limited slots, and all are taken.
+// errNoSlot: every candidate that may be the first has limited slots, and all
+// are taken.
 var errNoSlot = errors.New("no candidate has a free slot")
 
 // takeSlot finds a slot behind the first candidate, which had none, and
-// returns the index of the candidate that gave it.
+// returns the index of the candidate that gave it. Those on trial are passed
+// over: to be the first, they need a claim.
 func (s *Store) takeSlot(ctx context.Context, d domain.Decision) (int, error) {
 	for i, c := range d.Candidates[1:] {
+		if c.Trial {
+			continue
+		}
 		if c.Slots <= 0 {
 			return i + 1, nil
 		}
