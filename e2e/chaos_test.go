@@ -60,7 +60,7 @@ func TestChaos(t *testing.T) {
 	t.Logf("the store was slow by itself %d times", len(c.slow.windows))
 	c.judge.report(t)
 	require.NoError(t, c.envoyAlive())
-	t.Logf("access log: %s", strings.ReplaceAll(c.envoyStats(t, "logs_(dropped|written)"), "\n", " "))
+	t.Logf("access log: %s", strings.ReplaceAll(c.stack.envoyStats(t, "logs_(dropped|written)"), "\n", " "))
 	ended := time.Now()
 	c.requireNothingRuns(t)
 	t.Logf("streams at rest after %s", time.Since(ended).Round(time.Millisecond))
@@ -153,7 +153,7 @@ func (c *chaos) requireNothingRuns(t *testing.T) {
 // without those of the control plane and the access log, whose streams stay.
 func (c *chaos) activeStreams(t *testing.T) []string {
 	t.Helper()
-	raw := c.envoyStats(t, "(downstream|upstream)_rq_(active|pending_active)$")
+	raw := c.stack.envoyStats(t, "(downstream|upstream)_rq_(active|pending_active)$")
 	require.Contains(t, raw, "http.keyway_ingress.downstream_rq_active: ")
 	require.Contains(t, raw, "cluster.ch_tlsa.upstream_rq_active: ")
 	var busy []string
@@ -170,9 +170,9 @@ func (c *chaos) activeStreams(t *testing.T) []string {
 }
 
 // envoyStats are Envoy's stats whose names match a pattern, a line each.
-func (c *chaos) envoyStats(t *testing.T, pattern string) string {
+func (s *stack) envoyStats(t testing.TB, pattern string) string {
 	t.Helper()
-	resp, err := http.Get(c.stack.ready.EnvoyAdminURL + "/stats?filter=" + pattern)
+	resp, err := http.Get(s.ready.EnvoyAdminURL + "/stats?filter=" + pattern)
 	require.NoError(t, err)
 	defer resp.Body.Close()
 	raw, err := io.ReadAll(resp.Body)

@@ -170,6 +170,7 @@ func (s *stack) start() error {
 		"--admin-port", "0", "--provider-port", "0", "--envoy-admin-port", "0", "--store-port", "0",
 		"--authz-port", "0", "--extproc-port", "0", "--worker-port", "0")
 	s.up.Stdout, s.up.Stderr = s.output, s.output
+	s.up.Env = append(os.Environ(), "KEYWAY_PPROF=true")
 	s.up.SysProcAttr = ownGroup()
 	if err := s.up.Start(); err != nil {
 		return fmt.Errorf("start keyway up: %w", err)

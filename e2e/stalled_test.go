@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,47 +22,119 @@ import (
 
 const (
 	stalledReaders = 200
-	stalledFrame   = 64 << 10
-	// stalledAnswer is what each of them does not read.
+	// stalledAnswer is what each of them does not read, or reads slowly.
 	stalledAnswer = 16 << 20
-	// stalledEnvoy is what one may cost Envoy, stalledHeap what it may keep
-	// alive in extproc, in bytes.
-	stalledEnvoy = 1 << 20
-	stalledHeap  = 1536 << 10
+	stalledFrame  = 64 << 10
+	// slowFrame is what a provider sends every slowPauseMs, far more than slowRead,
+	// which a slow reader takes each slowEvery: 1 KB/s.
+	slowFrame   = 2 << 10
+	slowPauseMs = 50
+	slowRead    = 100
+	slowEvery   = 100 * time.Millisecond
 )
 
-// Readers that stop cost little memory, their providers are held up, and others
-// do not notice them.
+// stalledLimits are for one reader, in bytes.
+type stalledLimits struct {
+	// buffered is what of the answer may be in Envoy and extproc.
+	buffered int64
+	// envoy is what Envoy's memory may grow by, heap what extproc may keep alive.
+	envoy, heap int64
+}
+
+// Readers that stop, or nearly, cost little memory, their providers are held
+// up, and others do not notice them.
 func TestStalledReadersAreBounded(t *testing.T) {
 	s := ownStack(t)
-	c := s.caller(t, "wide", "--policy", "wide")
-	const head, tail = `data: {"choices":[{"index":0,"delta":{"content":"`, `"},"finish_reason":null}]}` + "\n\n"
-	frame := fakeprovider.Bytes(head + strings.Repeat("x", stalledFrame-len(head)-len(tail)) + tail)
-	chunks := make([]fakeprovider.Bytes, stalledAnswer/stalledFrame)
-	for i := range chunks {
-		chunks[i] = frame
+	full := fakeprovider.Script{Chunks: wordFrames(stalledFrame)}
+	slow := fakeprovider.Script{Chunks: wordFrames(slowFrame), DelayBetweenMs: slowPauseMs}
+	// A provider that sends as fast as the loopback takes it fills all windows on
+	// the way, of which HTTP/2 has none below 64 KiB, before anyone knows that the
+	// reader does not read; the busier the machine, the fuller.
+	burst := stalledLimits{buffered: 1 << 20, envoy: 2 << 20, heap: 512 << 10}
+	// At the pace of a model the promise of SPEC §4 holds with room to spare.
+	paced := stalledLimits{buffered: 128 << 10, envoy: 384 << 10, heap: 128 << 10}
+	// The relay has two windows of HTTP/2 that fill at any pace.
+	relayed := stalledLimits{buffered: 256 << 10, envoy: 384 << 10, heap: 128 << 10}
+	for _, w := range []stalledWay{
+		{name: "that stopped, of a provider at full speed", channel: "a", model: "only-a", script: full, read: readNothing, limits: burst},
+		{name: "at 1 KB/s, of a provider at 40 KB/s", channel: "a", model: "only-a", script: slow, read: readSlowly, limits: paced},
+		{name: "that stopped, over the relay", channel: "think-a", model: "think-a", script: full, read: readNothing, limits: burst},
+		{name: "at 1 KB/s, over the relay", channel: "think-a", model: "think-a", script: slow, read: readSlowly, limits: relayed},
+	} {
+		t.Run(w.name, func(t *testing.T) { s.testStalled(t, w) })
 	}
-	s.provider.Face("a").Script(fakeprovider.Script{Chunks: chunks})
+}
+
+// stalledWay is an answer, its way, and who reads it how.
+type stalledWay struct {
+	name           string
+	channel, model string
+	script         fakeprovider.Script
+	read           func(net.Conn)
+	limits         stalledLimits
+}
+
+func (s *stack) testStalled(t *testing.T, w stalledWay) {
+	c := s.caller(t, "wide", "--policy", "wide")
+	s.provider.Face("a").Script(w.script)
 	for range 20 {
 		require.Equal(t, http.StatusOK, c.ask(t, ask{model: "only-b", stream: true}).StatusCode)
 	}
-	envoyBefore, heapBefore := residentBytes(t, s.ready.PIDs["envoy"]), s.liveHeap(t)
-
+	before := s.stalledUse(t, w.channel)
 	nonce := newNonce()
 	conns := make([]net.Conn, stalledReaders)
 	for i := range conns {
-		conns[i] = c.stalled(t, ask{model: "only-a", stream: true, nonce: nonce})
+		conns[i] = c.stalled(t, ask{model: w.model, stream: true, nonce: nonce})
+		go w.read(conns[i])
 	}
-	sent := s.awaitStall(t, nonce)
-	envoy := (residentBytes(t, s.ready.PIDs["envoy"]) - envoyBefore) / stalledReaders
-	heap := (s.liveHeap(t) - heapBefore) / stalledReaders
-	t.Logf("a stalled reader costs Envoy %d KiB and extproc %d KiB, of %d MiB in all; its provider was held up after %d KiB of %d",
-		envoy>>10, heap>>10, residentBytes(t, s.ready.PIDs["extproc"])>>20, sent>>10/stalledReaders, stalledAnswer>>10)
-	assert.Less(t, envoy, int64(stalledEnvoy))
-	assert.Less(t, heap, int64(stalledHeap))
-	assert.Less(t, sent, int64(stalledReaders)*stalledAnswer, "the providers went on sending")
+	s.awaitStall(t, w.channel, nonce)
+	use := s.stalledUse(t, w.channel).less(before)
+	t.Logf("a reader costs %d KiB of buffers, %d KiB of Envoy's memory and %d KiB alive in extproc, which has %d MiB in all",
+		use.buffered>>10, use.envoy>>10, use.heap>>10, residentBytes(t, s.ready.PIDs["extproc"])>>20)
+	assert.Less(t, use.buffered, w.limits.buffered)
+	assert.Less(t, use.envoy, w.limits.envoy)
+	assert.Less(t, use.heap, w.limits.heap)
+	assert.Less(t, use.received, int64(2<<20), "the kernel takes what nobody reads")
 
-	// Others are served meanwhile, over connections of both kinds.
+	s.requireOthersServed(t, c)
+	after := s.stalledUse(t, w.channel).less(before)
+	t.Logf("and %d, %d and %d KiB after others were served", after.buffered>>10, after.envoy>>10, after.heap>>10)
+	assert.Less(t, after.buffered, w.limits.buffered)
+	assert.Less(t, after.envoy, w.limits.envoy)
+
+	for _, conn := range conns {
+		require.NoError(t, conn.Close())
+	}
+	rows := c.requireOneRowEach(t, 20+stalledReaders+40)
+	assert.Equal(t, map[domain.Outcome]int{domain.OutcomeSuccess: 60, domain.OutcomeCancelled: stalledReaders}, counted(rows))
+	c.requireIdle(t, w.channel, "b")
+	c.requireBalanced(t, rows)
+	s.requireNothingOpen(t)
+}
+
+// wordFrames is an answer in frames of one size.
+func wordFrames(size int) []fakeprovider.Bytes {
+	const head, tail = `data: {"choices":[{"index":0,"delta":{"content":"`, `"},"finish_reason":null}]}` + "\n\n"
+	frame := fakeprovider.Bytes(head + strings.Repeat("x", size-len(head)-len(tail)) + tail)
+	return slices.Repeat([]fakeprovider.Bytes{frame}, stalledAnswer/size)
+}
+
+func readNothing(net.Conn) {}
+
+// readSlowly reads until its connection is closed.
+func readSlowly(conn net.Conn) {
+	var p [slowRead]byte
+	for {
+		if _, err := conn.Read(p[:]); err != nil {
+			return
+		}
+		time.Sleep(slowEvery)
+	}
+}
+
+// requireOthersServed asks over connections of both kinds.
+func (s *stack) requireOthersServed(t *testing.T, c *caller) {
+	t.Helper()
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	var slowest time.Duration
@@ -78,31 +151,68 @@ func TestStalledReadersAreBounded(t *testing.T) {
 	wg.Wait()
 	t.Logf("the slowest of 40 others took %s", slowest.Round(time.Millisecond))
 	assert.Less(t, slowest, 5*time.Second)
-
-	for _, conn := range conns {
-		require.NoError(t, conn.Close())
-	}
-	rows := c.requireOneRowEach(t, 20+stalledReaders+40)
-	assert.Equal(t, map[domain.Outcome]int{domain.OutcomeSuccess: 60, domain.OutcomeCancelled: stalledReaders}, counted(rows))
-	c.requireIdle(t, "a", "b")
-	c.requireBalanced(t, rows)
-	s.requireNothingOpen(t)
 }
 
-// liveHeap is what extproc had alive at its last collection: it collects when
-// its heap is five times as large.
+// stalledUse is what the readers of a channel use, for each of them, in bytes.
+// received is what came of its answer; the rest is as in stalledLimits.
+type stalledUse struct{ received, buffered, envoy, heap int64 }
+
+func (s *stack) stalledUse(t testing.TB, channel string) stalledUse {
+	t.Helper()
+	heap := s.liveHeap(t)
+	received := s.envoyCounter(t, bytesFrom(channel))
+	passed := s.envoyCounter(t, bytesToClients)
+	return stalledUse{
+		received: received / stalledReaders,
+		buffered: (received - passed) / stalledReaders,
+		envoy:    residentBytes(t, s.ready.PIDs["envoy"]) / stalledReaders,
+		heap:     heap / stalledReaders,
+	}
+}
+
+func (u stalledUse) less(before stalledUse) stalledUse {
+	return stalledUse{u.received - before.received, u.buffered - before.buffered, u.envoy - before.envoy, u.heap - before.heap}
+}
+
+const bytesToClients = "http.keyway_ingress.downstream_cx_tx_bytes_total"
+
+func bytesFrom(channel string) string { return "cluster.ch_" + channel + ".upstream_cx_rx_bytes_total" }
+
+func (s *stack) envoyCounter(t testing.TB, name string) int64 {
+	t.Helper()
+	return counter(t, s.envoyStats(t, "^"+name+"$"), name+": ")
+}
+
+// liveHeap is what collections leave of extproc's heap; a pool's buffers go with the second.
 func (s *stack) liveHeap(t testing.TB) int64 {
 	t.Helper()
-	answer, err := http.Get(s.ready.Services["extproc"].MetricsURL) //nolint:noctx // the URL is the test's own
+	metrics := s.ready.Services["extproc"].MetricsURL
+	base, _, _ := strings.Cut(metrics, "/metrics")
+	for range 2 {
+		body(t, base+"/debug/pprof/heap?gc=1")
+	}
+	return counter(t, "\n"+body(t, metrics), "\ngo_memstats_heap_alloc_bytes ")
+}
+
+// counter reads the number that follows a mark in a text.
+func counter(t testing.TB, text, mark string) int64 {
+	t.Helper()
+	_, line, ok := strings.Cut(text, mark)
+	require.True(t, ok, "%s in %s", mark, text)
+	value, err := strconv.ParseFloat(strings.Fields(line)[0], 64)
+	require.NoError(t, err)
+	return int64(value)
+}
+
+func body(t testing.TB, url string) string {
+	t.Helper()
+	answer, err := http.Get(url) //nolint:noctx // the URL is the test's own
 	require.NoError(t, err)
 	defer answer.Body.Close()
 	raw, err := io.ReadAll(answer.Body)
 	require.NoError(t, err)
-	_, line, ok := strings.Cut(string(raw), "\ngo_memstats_next_gc_bytes ")
-	require.True(t, ok, "%s", raw)
-	next, err := strconv.ParseFloat(strings.Fields(line)[0], 64)
-	require.NoError(t, err)
-	return int64(next) / 5
+	require.Equal(t, http.StatusOK, answer.StatusCode, url)
+	return string(raw)
 }
 
 // stalled sends a and reads nothing.
@@ -120,26 +230,23 @@ func (c *caller) stalled(t testing.TB, a ask) net.Conn {
 	return conn
 }
 
-// awaitStall waits until no provider of the requests with a nonce sends any
-// more, and returns what they have sent.
-func (s *stack) awaitStall(t testing.TB, nonce string) int64 {
+// awaitStall waits until Envoy has begun all requests with a nonce, and for a
+// while has taken and passed on next to nothing.
+func (s *stack) awaitStall(t testing.TB, channel, nonce string) {
 	t.Helper()
+	const look, calmFor = 250 * time.Millisecond, 4
 	var last int64
-	still := 0
+	calm := 0
 	eventually(t, func() bool {
-		var sent int64
-		begun := s.attempts(nonce)
-		for _, r := range begun {
-			sent += r.SentBytes
+		moved := s.envoyCounter(t, bytesToClients) + s.envoyCounter(t, bytesFrom(channel))
+		if moved-last < stalledReaders*slowFrame {
+			calm++
+		} else {
+			calm = 0
 		}
-		if sent != last || len(begun) < stalledReaders {
-			still = 0
-		}
-		last = sent
-		still++
-		return still > 20
-	}, 60*time.Second, 50*time.Millisecond, "the providers still send")
-	return last
+		last = moved
+		return calm >= calmFor && len(s.attempts(nonce)) == stalledReaders
+	}, 60*time.Second, look, "the readers are still being served")
 }
 
 // residentBytes is what a process holds in memory.

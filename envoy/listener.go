@@ -71,8 +71,23 @@ func ingressListener(cfg *keywayv1.Config) (*listenerv3.Listener, error) {
 			PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: cfg.GetListener().GetPort()},
 		}}},
 		PerConnectionBufferLimitBytes: wrapperspb.UInt32(connBuffer),
+		SocketOptions:                 []*corev3.SocketOption{unsentLimit()},
 		FilterChains:                  []*listenerv3.FilterChain{chain},
 	}, nil
+}
+
+// unsentLimit bounds what the kernel takes for a client beyond what may be under
+// way to it: else a reader that stops is given megabytes before its provider is
+// held up. The numbers are those of Linux, IPPROTO_TCP and TCP_NOTSENT_LOWAT; a
+// connection inherits the option from its listener.
+func unsentLimit() *corev3.SocketOption {
+	return &corev3.SocketOption{
+		Description: "TCP_NOTSENT_LOWAT",
+		Level:       6,
+		Name:        25,
+		Value:       &corev3.SocketOption_IntValue{IntValue: maxUnsent},
+		State:       corev3.SocketOption_STATE_LISTENING,
+	}
 }
 
 func downstreamTLS(t *keywayv1.TLS) (*corev3.TransportSocket, error) {

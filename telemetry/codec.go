@@ -8,9 +8,8 @@ import (
 )
 
 // codec writes and reads protobuf as gRPC's own codec does, with buffers of its
-// own. gRPC's have no size between 32 KiB and 1 MiB, and Envoy hands over
-// bodies in pieces of 64 KiB: an answer whose reader has stopped would hold
-// megabytes for the two pieces that wait.
+// own. gRPC's have few sizes, and Envoy hands over bodies in pieces of just over
+// 16 KiB: those of streams whose reader has stopped would each hold twice that.
 type codec struct{ pool mem.BufferPool }
 
 // bufferSizes leave room for what a message says beside its piece of a body.

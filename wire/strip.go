@@ -8,7 +8,11 @@ import (
 
 // maxHeld is how many bytes of one frame may wait for the verdict on it. A
 // longer frame is no usage chunk: it is released as it stands.
-const maxHeld = 64 << 10
+const maxHeld = 16 << 10
+
+// maxKept is how large a buffer may be that a stripper keeps from one call to
+// the next: streams are many, and most of them wait.
+const maxKept = 4 << 10
 
 // stripper takes out of a stream what came because we asked for it: the frame
 // that tells the usage, and the member "usage":null of the others. All other
@@ -78,7 +82,7 @@ func (s *stripper) pass(p []byte, open int64) []byte {
 	}
 	if len(s.held) == 0 && len(s.edits) == 0 {
 		n := len(p) - int(s.off-open)
-		s.held = append(s.held, p[n:]...)
+		s.hold(p[n:])
 		return p[:n]
 	}
 	s.out = s.out[:0]
@@ -93,9 +97,21 @@ func (s *stripper) pass(p []byte, open int64) []byte {
 	}
 	s.copyOut(p, offsets{at, open})
 	// A frame that opened anew began in p: the held one was judged before.
-	s.held = append(s.held[:0], p[len(p)-int(s.off-open):]...)
+	s.hold(p[len(p)-int(s.off-open):])
 	s.edits = s.edits[:0]
-	return s.out
+	out := s.out
+	if cap(out) > maxKept {
+		s.out = nil
+	}
+	return out
+}
+
+// hold replaces what is held by the beginning of another frame.
+func (s *stripper) hold(p []byte) {
+	if cap(s.held) > maxKept {
+		s.held = nil
+	}
+	s.held = append(s.held[:0], p...)
 }
 
 // copyOut appends a range of the stream that lies in held followed by p.

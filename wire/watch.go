@@ -23,7 +23,7 @@ type WatchOptions struct {
 	Format Format
 	// StripUsage takes out of a chat or completions stream what the provider was
 	// asked for by us and not by the client: the usage chunk, and "usage":null in
-	// the others. Frames over 64 KiB pass as they are.
+	// the others. Frames over 16 KiB pass as they are.
 	StripUsage bool
 	// RequestID is ours, for the error frame of a broken stream.
 	RequestID string
