@@ -26,7 +26,9 @@ type egressStream struct {
 }
 
 // processEgress answers the request headers of one attempt, and its body when
-// it is to be patched. It takes no part in the response.
+// it is to be patched. It takes no part in the response: with the body Envoy has
+// all of it, and the stream ends, so that an answer that takes long does not hang
+// on this process.
 func (s *Server) processEgress(stream extprocv3.ExternalProcessor_ProcessServer, e egressStream) error {
 	var plan egressPlan
 	for {
@@ -61,6 +63,9 @@ func (s *Server) processEgress(stream extprocv3.ExternalProcessor_ProcessServer,
 			return err
 		}
 		s.metrics.added.WithLabelValues("egress").Observe(time.Since(start).Seconds())
+		if req.GetRequestBody() != nil {
+			return nil
+		}
 	}
 }
 
