@@ -37,14 +37,19 @@ func (s *stack) writeConfig(v configValues) error {
 		Lease string
 		Faces []face
 		Rests []string
+		// Voices are models that speak, priced by the character. Those of Hoarse have
+		// channels of their own, whose connections break.
+		Voices, Hoarse []string
 		// Probed is the secret of the channel that is probed, wrong at first.
 		Probed string
 		// Lossy is the address of the lossy path.
 		Lossy     string
 		LossyPing time.Duration
 	}{
-		configValues: v, Dir: s.dir, Lease: lease.String(), Rests: resting, Probed: s.probedSecret(),
-		Lossy: s.lossy.listener.Addr().String(), LossyPing: lossyPing,
+		configValues: v, Dir: s.dir, Lease: lease.String(), Rests: resting,
+		Voices: []string{"spoken", "voice-a", "voice-tlsa", "hoarse-1-a", "hoarse-1-tlsa", "hoarse-2-a", "hoarse-2-tlsa"}, Hoarse: []string{"1", "2"},
+		Probed: s.probedSecret(),
+		Lossy:  s.lossy.listener.Addr().String(), LossyPing: lossyPing,
 	}
 	if err := os.WriteFile(data.Probed, []byte("sk-test-nobodys\n"), 0o600); err != nil {
 		return err
@@ -217,8 +222,17 @@ channels:
   - {name: lossy-b, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 500, models: [{name: lossy}]}
   - {name: media, provider: c, secret: "file:{{(index .Faces 2).Secret}}", slots: 500, models: [{name: ranked}, {name: spoken, upstream: tts-of-c}, {name: heard}, {name: drawn}, {name: files}]}
   - {name: media-spare, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 500, models: [{name: spoken, upstream: tts-of-b}, {name: files}]}
+  - {name: voice-a, provider: a, secret: "file:{{(index .Faces 0).Secret}}", slots: 500, models: [{name: voice-a, upstream: tts-a}]}
+  - {name: voice-tlsa, provider: tlsa, secret: "file:{{(index .Faces 3).Secret}}", slots: 500, models: [{name: voice-tlsa, upstream: tts-tlsa}]}
+{{- range $n := .Hoarse}}
+  - {name: hoarse-{{$n}}-a, provider: a, secret: "file:{{(index $.Faces 0).Secret}}", models: [{name: hoarse-{{$n}}-a, upstream: tts}]}
+  - {name: hoarse-{{$n}}-tlsa, provider: tlsa, secret: "file:{{(index $.Faces 3).Secret}}", models: [{name: hoarse-{{$n}}-tlsa, upstream: tts}]}
+{{- end}}
 {{.ExtraChannels}}
 models:
+{{- range $voice := .Voices}}
+  - {name: {{$voice}}, prices: [{version: v1, input: "0", output: "0", tools: [{tool: character, per_thousand: "0.015"}]}]}
+{{- end}}
   - {name: probed, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
 {{- range .Rests}}
   - {name: {{.}}, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
@@ -249,7 +263,6 @@ models:
   - {name: spill, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: sized, max_output: 500, hidden_prompt_floor: 3000, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: ranked, prices: [{version: v1, input: "1", output: "0", tools: [{tool: search_unit, per_call: "0.002"}]}]}
-  - {name: spoken, prices: [{version: v1, input: "0", output: "0", tools: [{tool: character, per_thousand: "0.015"}]}]}
   - {name: heard, prices: [{version: v1, input: "1", input_audio: "3", output: "5", tools: [{tool: audio_second, per_call: "0.0001"}]}]}
   - name: drawn
     prices:

@@ -3,18 +3,15 @@ package envoy
 import (
 	"fmt"
 
-	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
 	mutationrulesv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
-	grpclogv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/grpc/v3"
 	extauthzv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_authz/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	earlyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
-	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -116,7 +113,7 @@ func ingressHCM(cfg *keywayv1.Config) (*hcmv3.HttpConnectionManager, error) {
 	if err != nil {
 		return nil, err
 	}
-	log, err := accessLog()
+	logs, err := accessLogs()
 	if err != nil {
 		return nil, err
 	}
@@ -156,8 +153,9 @@ func ingressHCM(cfg *keywayv1.Config) (*hcmv3.HttpConnectionManager, error) {
 		MergeSlashes:                  true,
 		HttpFilters:                   filters,
 		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{early},
-		AccessLog:                     []*accesslogv3.AccessLog{log},
-		// An attempt that no service was asked for is seen to run by this alone.
+		AccessLog:                     logs,
+		// An attempt that no service was asked for, and an answer that none reads, are
+		// seen to run by this alone.
 		AccessLogOptions: &hcmv3.HttpConnectionManager_HcmAccessLogOptions{
 			AccessLogFlushInterval: durationpb.New(cfg.GetLimits().GetLease().AsDuration() / runningPerLease),
 		},
@@ -261,48 +259,4 @@ func dropClientHeaders() (*corev3.TypedExtensionConfig, error) {
 		return nil, err
 	}
 	return &corev3.TypedExtensionConfig{Name: "envoy.http.early_header_mutation.header_mutation", TypedConfig: config}, nil
-}
-
-// accessLog tells extproc of the ends that nobody watched, and of requests that
-// still run, with the metadata of the request. What authz refused holds nothing.
-func accessLog() (*accesslogv3.AccessLog, error) {
-	config, err := pack(&grpclogv3.HttpGrpcAccessLogConfig{CommonConfig: &grpclogv3.CommonGrpcAccessLogConfig{
-		LogName:             LogName,
-		GrpcService:         grpcService(ClusterALS),
-		TransportApiVersion: corev3.ApiVersion_V3,
-		BufferFlushInterval: &durationpb.Duration{Nanos: flushMillis * 1_000_000},
-		BufferSizeBytes:     wrapperspb.UInt32(flushBytes),
-	}})
-	if err != nil {
-		return nil, err
-	}
-	return &accesslogv3.AccessLog{
-		Name: "envoy.access_loggers.http_grpc",
-		Filter: &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_AndFilter{AndFilter: &accesslogv3.AndFilter{
-			Filters: []*accesslogv3.AccessLogFilter{
-				byMetadata(MetadataNamespace, MetadataDecision, &matcherv3.ValueMatcher{
-					MatchPattern: &matcherv3.ValueMatcher_PresentMatch{PresentMatch: true},
-				}, wrapperspb.Bool(false)),
-				byMetadata(WatchNamespace, MetadataSeen, &matcherv3.ValueMatcher{
-					MatchPattern: &matcherv3.ValueMatcher_BoolMatch{BoolMatch: false},
-				}, wrapperspb.Bool(true)),
-			},
-		}}},
-		ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: config},
-	}, nil
-}
-
-// byMetadata lets an entry pass whose metadata matches; missing says whether one
-// without the metadata passes.
-func byMetadata(namespace, key string, value *matcherv3.ValueMatcher, missing *wrapperspb.BoolValue) *accesslogv3.AccessLogFilter {
-	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_MetadataFilter{MetadataFilter: &accesslogv3.MetadataFilter{
-		Matcher: &matcherv3.MetadataMatcher{
-			Filter: namespace,
-			Path: []*matcherv3.MetadataMatcher_PathSegment{{
-				Segment: &matcherv3.MetadataMatcher_PathSegment_Key{Key: key},
-			}},
-			Value: value,
-		},
-		MatchIfKeyNotFound: missing,
-	}}}
 }

@@ -20,10 +20,13 @@ const (
 	AttemptsNamespace = "keyway"
 	MetadataAttempts  = "attempts"
 
-	// WatchNamespace and MetadataSeen hold true once the watch has the whole answer:
-	// the access log then has nothing to tell.
+	// WatchNamespace is where the watch notes what the access log has to tell.
+	// MetadataSeen is true once the watch has the whole answer: then it is nothing.
+	// MetadataUnread says that the watch leaves a good answer unread, so that the log
+	// alone tells its end; it is the provider's request id, "" for none.
 	WatchNamespace = "keyway.watch"
 	MetadataSeen   = "seen"
+	MetadataUnread = "unread"
 
 	// HeaderDecision, HeaderChannel, HeaderAttempt, HeaderAttempts and
 	// HeaderSide travel as initial metadata of a gRPC stream to extproc.

@@ -184,14 +184,8 @@ func isAnthropic() *accesslogv3.AccessLogFilter {
 				MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: domain.APIMessages.Path()},
 			}},
 		}}}},
-		&accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_MetadataFilter{MetadataFilter: &accesslogv3.MetadataFilter{
-			Matcher: &matcherv3.MetadataMatcher{
-				Filter: MetadataNamespace,
-				Path:   []*matcherv3.MetadataMatcher_PathSegment{{Segment: &matcherv3.MetadataMatcher_PathSegment_Key{Key: MetadataDialect}}},
-				Value:  &matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_StringMatch{StringMatch: exactly(string(domain.DialectAnthropic))}},
-			},
-			MatchIfKeyNotFound: wrapperspb.Bool(false),
-		}}},
+		byMetadata(MetadataNamespace, MetadataDialect,
+			&matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_StringMatch{StringMatch: exactly(string(domain.DialectAnthropic))}}, false),
 	)
 }
 

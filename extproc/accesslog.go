@@ -29,8 +29,16 @@ type logEntry struct {
 	reached bool
 	// byClient: the client's side ended first.
 	byClient bool
+	// byUpstream: the provider's side did.
+	byUpstream bool
 	// clean: no flag and no detail tells of a break.
 	clean bool
+	// unread: the watch has left the answer to this entry, and said by which id the
+	// provider knows it.
+	unread     bool
+	upstreamID string
+	// answeredAt is when the last attempt's answer began; zero when it did not.
+	answeredAt time.Time
 	// relayed: the relay answered, which settles by itself.
 	relayed   bool
 	bodyBytes int64
@@ -75,7 +83,7 @@ func (s *Server) awaitQuiet(ctx context.Context, stopping <-chan struct{}) {
 			return
 		case <-tick.C:
 		}
-		if s.leases.len() > 0 {
+		if s.leases.bound() > 0 {
 			still = -1
 		}
 	}
@@ -105,16 +113,17 @@ func (s *Server) readAccessLogs(stream accesslogv3.AccessLogService_StreamAccess
 }
 
 // runs takes the word of the access log that a request still waits for its
-// answer, and keeps its holds for another lease: native egress asks nobody who
-// could. Requests that have another owner here are left to it.
+// answer, or that the answer, which nobody reads, still goes to the client, and
+// keeps its holds for another lease: nobody else could. Requests that have another
+// owner here are left to it.
 func (s *Server) runs(raw *accesslogdatav3.HTTPAccessLogEntry) {
 	id := raw.GetRequest().GetRequestId()
-	if raw.GetResponse().GetResponseCode() != nil || s.leases.owned(id) || s.recent.has(id) {
+	_, unread := readUnread(raw)
+	if raw.GetResponse().GetResponseCode() != nil && !unread || s.leases.owned(id) || s.recent.has(id) {
 		return
 	}
 	if entry, ok := s.readEntry(raw); ok {
-		d := entry.decision
-		s.leases.hold(leaseOf(d, d.Last(entry.attempts)), s.now().Add(d.Lease))
+		s.leases.keep(leaseOf(entry.decision, entry.decision.Last(entry.attempts)))
 	}
 }
 
@@ -153,12 +162,18 @@ func (s *Server) readEntry(raw *accesslogdatav3.HTTPAccessLogEntry) (entry logEn
 		relayed:   common.GetUpstreamCluster() == envoy.ClusterRelay,
 		bodyBytes: int64(raw.GetResponse().GetResponseBodyBytes()),
 	}
-	entry.clean = !entry.byClient && raw.GetResponse().GetResponseCodeDetails() == detailsViaUpstream &&
-		!flags.GetUpstreamRemoteReset() && !flags.GetUpstreamConnectionTermination() && !flags.GetUpstreamProtocolError() && !flags.GetLocalReset()
-	if d := common.GetDuration(); d != nil && common.GetStartTime() != nil {
-		entry.endedAt = common.GetStartTime().AsTime().Add(d.AsDuration())
-	} else {
-		entry.endedAt = s.now()
+	entry.byUpstream = !entry.byClient && (flags.GetUpstreamRemoteReset() || flags.GetUpstreamConnectionTermination() ||
+		flags.GetUpstreamProtocolError() || flags.GetUpstreamRequestTimeout())
+	entry.clean = !entry.byClient && !entry.byUpstream && !flags.GetLocalReset() && raw.GetResponse().GetResponseCodeDetails() == detailsViaUpstream
+	entry.upstreamID, entry.unread = readUnread(raw)
+	entry.endedAt = s.now()
+	if begun := common.GetStartTime(); begun != nil {
+		if d := common.GetDuration(); d != nil {
+			entry.endedAt = begun.AsTime().Add(d.AsDuration())
+		}
+		if d := common.GetTimeToFirstUpstreamRxByte(); d != nil {
+			entry.answeredAt = begun.AsTime().Add(d.AsDuration())
+		}
 	}
 	return entry, true
 }
@@ -175,6 +190,10 @@ const detailsUnanswered = "upstream_"
 func (s *Server) ended(entry logEntry) {
 	id := entry.decision.RequestID
 	if s.ends.tell(id, ending{byClient: entry.byClient}) || s.recent.has(id) {
+		return
+	}
+	if entry.unread {
+		s.settleUnread(entry)
 		return
 	}
 	if entry.status == 0 && !entry.relayed {

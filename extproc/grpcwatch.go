@@ -160,8 +160,12 @@ func (s *Server) responseHead(ws watchStream, attributes map[string]*structpb.St
 		return w, immediate(ws.decision, plan.replace)
 	}
 	resp := headResponse(plan)
-	if w.settled {
+	switch {
+	case w.settled:
 		resp.DynamicMetadata = seen
+	case plan.unread:
+		// It goes with the request, to whichever replica gets the entries of it.
+		resp.DynamicMetadata = unreadNote(w.upstreamRequestID())
 	}
 	return w, resp
 }

@@ -36,9 +36,12 @@ type leases struct {
 type held struct {
 	lease domain.Lease
 	due   time.Time
-	// until ends the renewal of a request that nobody watches yet; zero while a
-	// watch owns it.
+	// until ends the renewal of a request that nobody watches; zero while a watch
+	// owns it.
 	until time.Time
+	// told: the access log tells whoever gets it that the request runs, again and
+	// again, and each time it is renewed once.
+	told bool
 }
 
 func newLeases(store Store, logger *slog.Logger) *leases {
@@ -55,9 +58,23 @@ func (l *leases) hold(lease domain.Lease, until time.Time) {
 		h = &held{due: time.Now().Add(min(firstRenewal, lease.TTL/renewalsPerLease))}
 		l.held[lease.RequestID] = h
 	}
-	h.lease = lease
+	h.lease, h.told = lease, false
 	if !ok || !h.until.IsZero() {
 		h.until = until
+	}
+}
+
+// keep renews a request that nobody here owns, of which the access log tells that
+// it runs: once, since the log will tell it again, of which replica ever.
+func (l *leases) keep(lease domain.Lease) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if h, ok := l.held[lease.RequestID]; ok && h.until.IsZero() {
+		return
+	}
+	now := time.Now()
+	l.held[lease.RequestID] = &held{
+		lease: lease, due: now, until: now.Add(lease.TTL/renewalsPerLease + renewTick), told: true,
 	}
 }
 
@@ -67,7 +84,19 @@ func (l *leases) owned(requestID string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h, ok := l.held[requestID]
-	return ok && (h.until.IsZero() || time.Until(h.until) > h.lease.TTL)
+	return ok && !h.told && (h.until.IsZero() || time.Until(h.until) > h.lease.TTL)
+}
+
+// bound is how many have to be kept by this process, and by no other.
+func (l *leases) bound() (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, h := range l.held {
+		if !h.told {
+			n++
+		}
+	}
+	return n
 }
 
 // drop ends the renewal of a request.
@@ -116,6 +145,9 @@ func (l *leases) takeDue(now time.Time) []domain.Lease {
 		}
 		// Jitter keeps streams that began together from renewing together.
 		h.due = now.Add(time.Duration((0.8 + 0.2*rand.Float64()) * float64(h.lease.TTL) / renewalsPerLease))
+		if h.told {
+			h.due = h.until
+		}
 		batch = append(batch, h.lease)
 		if len(batch) == renewBatch {
 			break

@@ -50,8 +50,26 @@ func (x *relayed) serve(ctx context.Context, resp *http.Response) (lost *domain.
 	case x.w.watcher != nil:
 		return x.stream(ctx, resp.Body)
 	}
-	x.copyRest(resp.Body)
+	x.passUnread(resp.Body)
 	return nil, true
+}
+
+// passUnread passes on a good answer that nobody reads, and settles it by how that
+// ended.
+func (x *relayed) passUnread(body io.Reader) {
+	n, err := io.Copy(x.client, body)
+	x.w.forwarded = n
+	switch {
+	case err == nil:
+		x.w.settle(domain.OutcomeSuccess)
+		return
+	case x.request.Context().Err() != nil:
+		x.w.settle(domain.OutcomeCancelled)
+	default:
+		x.server.evidence.failed(x.w.slotHolder(), wire.Failure{})
+		x.w.settle(domain.OutcomeUpstreamCut)
+	}
+	panic(http.ErrAbortHandler) // resets the client's stream, as its upstream was
 }
 
 // copyRest passes on a body that is not watched.

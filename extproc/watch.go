@@ -56,6 +56,8 @@ type watchPlan struct {
 	body bool
 	// replace, when not nil, takes the place of the whole response.
 	replace *domain.Error
+	// unread: nobody reads the body, and its end is told by who passes it on.
+	unread bool
 }
 
 // watch is one response being watched. One goroutine owns it.
@@ -90,8 +92,9 @@ type watch struct {
 	lost bool
 }
 
-// begin reads the head of a response and says what to do with it. What is not
-// watched is settled here, since nothing more will be seen of it.
+// begin reads the head of a response and says what to do with it. An error is
+// settled here, and what has no body; a good answer that is not read stays open
+// until its end is told.
 func (s *Server) begin(d domain.Decision, a answer) (*watch, watchPlan) {
 	w := &watch{server: s, decision: d, answer: a, begun: s.now(), status: a.shown(d.API.Dialect(), nil)}
 	plan := watchPlan{set: w.ownHeaders()}
@@ -110,9 +113,13 @@ func (s *Server) begin(d domain.Decision, a answer) (*watch, watchPlan) {
 		w.status = a.shown(d.API.Dialect(), plan.replace)
 		w.blame()
 		w.settle(domain.OutcomeFailed)
-	case a.ended || !watchable || !read:
+	case a.ended:
 		w.praise()
 		w.settle(domain.OutcomeSuccess)
+	case !watchable || !read:
+		w.praise()
+		plan.unread = true
+		s.leases.keep(leaseOf(d, w.slotHolder()))
 	default:
 		plan.body = true
 		w.watcher = wire.NewWatcher(wire.WatchOptions{
@@ -416,8 +423,8 @@ func (w *watch) use(r *domain.UsageRecord) {
 		r.CostMicros = charge(r, w.decision, price)
 		return
 	case w.watcher == nil:
-		if r.Outcome == domain.OutcomeSuccess {
-			r.Usage = unread(w.decision)
+		if r.Outcome != domain.OutcomeFailed {
+			r.Usage = unread(w.decision, r.Outcome, w.forwarded)
 		}
 		r.CostMicros = price.CostMicros(r.Usage)
 		return
@@ -445,16 +452,6 @@ func (w *watch) use(r *domain.UsageRecord) {
 		w.server.metrics.estimateRatio.Observe(float64(w.decision.PromptTokens) / float64(max(r.Usage.Input(), 1)))
 		w.server.calibration.learn(w.decision, r.Usage.Input())
 	}
-}
-
-// unread is what a good answer used that nobody could read: sound, or what
-// passes raw.
-func unread(d domain.Decision) domain.Usage {
-	u := domain.Usage{InputUncached: d.PromptTokens, Tools: d.Units}
-	if d.API == domain.APISpeech {
-		u.Output, u.OutputAudio = d.OutputCap, d.OutputCap
-	}
-	return u
 }
 
 // charge adds to the usage of r what was asked for by the piece and the answer
