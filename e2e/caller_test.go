@@ -56,6 +56,8 @@ type ask struct {
 	cap int
 	// nonce tells the request in the provider's records; "" makes one.
 	nonce string
+	// background asks for a response that goes on when its request is over.
+	background bool
 }
 
 func (a ask) withDefaults() ask {
@@ -76,6 +78,9 @@ func (a ask) body() string {
 	switch a.api {
 	case domain.APIResponses:
 		extra = append(extra, fmt.Sprintf(`"max_output_tokens":%d`, a.cap))
+		if a.background {
+			extra = append(extra, `"background":true`)
+		}
 		return strings.Replace(chat(a.model, a.script, extra...), `"messages"`, `"input"`, 1)
 	default:
 		return chat(a.model, a.script, append(extra, fmt.Sprintf(`"max_tokens":%d`, a.cap))...)

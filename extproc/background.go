@@ -22,8 +22,9 @@ import (
 type Followings interface {
 	// Follow notes, or goes on with, what follower follows, for half of each lease.
 	Follow(ctx context.Context, follower string, list []domain.Settlement) ([]domain.Following, error)
-	// HandOver leaves list to whoever takes over, and forgets what has ended.
-	HandOver(ctx context.Context, follower string, list []domain.Settlement) error
+	// HandOver leaves list to whoever takes over, and forgets what has ended. What
+	// nobody has taken over yet is still held; a repeated call keeps it open.
+	HandOver(ctx context.Context, follower string, list []domain.Settlement) ([]domain.Following, error)
 	// TakeOver gives follower up to most of those that nobody follows any more.
 	TakeOver(ctx context.Context, follower string, lease time.Duration, most int) ([]domain.Settlement, error)
 }
@@ -77,6 +78,8 @@ type followed struct {
 	progress domain.Settlement
 	// stop ends the questions; nil while the request itself still runs here.
 	stop context.CancelFunc
+	// left: it is for another one to follow, and kept open until that has come.
+	left bool
 }
 
 func newBackground(s *Server, egress *http.Client, book Followings) *background {
@@ -91,7 +94,8 @@ func newBackground(s *Server, egress *http.Client, book Followings) *background 
 
 // run keeps the leases and takes over what others left, until ctx ends. When the
 // stop begins it hands over what it asks for; what comes of streams that run on
-// is handed over as they end.
+// is handed over as they end. Until it ends itself it keeps that from the sweeper:
+// the successor may wait for its end.
 func (b *background) run(ctx context.Context, stopping <-chan struct{}) {
 	defer b.egress.CloseIdleConnections()
 	defer b.handOverAll()
@@ -146,11 +150,27 @@ func (b *background) round(ctx context.Context, answered bool) (answering bool) 
 }
 
 func (b *background) renew(ctx context.Context) error {
-	list := b.list(func(*followed) bool { return true })
+	if err := b.tell(ctx, b.book.Follow, func(f *followed) bool { return !f.left }); err != nil {
+		return err
+	}
+	return b.tell(ctx, b.book.HandOver, func(f *followed) bool { return f.left })
+}
+
+// tell tells the store of those of mine that are wanted, and leaves what it says
+// is no longer mine.
+func (b *background) tell(ctx context.Context, call func(context.Context, string, []domain.Settlement) ([]domain.Following, error), wanted func(*followed) bool) error {
+	b.mu.Lock()
+	list := make([]domain.Settlement, 0, len(b.mine))
+	for _, f := range b.mine {
+		if wanted(f) {
+			list = append(list, f.progress)
+		}
+	}
+	b.mu.Unlock()
 	if len(list) == 0 {
 		return nil
 	}
-	states, err := b.book.Follow(ctx, b.name, list)
+	states, err := call(ctx, b.name, list)
 	if err != nil {
 		return err
 	}
@@ -160,19 +180,6 @@ func (b *background) renew(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// list is what of mine is wanted.
-func (b *background) list(wanted func(*followed) bool) []domain.Settlement {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	list := make([]domain.Settlement, 0, len(b.mine))
-	for _, f := range b.mine {
-		if wanted(f) {
-			list = append(list, f.progress)
-		}
-	}
-	return list
 }
 
 // leave gives up one that has ended elsewhere, or that another one follows now.
@@ -234,10 +241,9 @@ func (b *background) follow(w *watch, wait time.Duration) bool {
 	id, progress := w.decision.RequestID, *w.resumed
 	b.mu.Lock()
 	if b.stopped {
-		delete(b.mine, id)
+		b.mine[id] = &followed{progress: progress, left: true}
 		b.mu.Unlock()
-		b.server.leases.drop(id)
-		b.handOver([]domain.Settlement{progress})
+		b.handOver()
 		return true
 	}
 	defer b.mu.Unlock()
@@ -268,21 +274,16 @@ func (b *background) done(id string) {
 	f, ok := b.mine[id]
 	delete(b.mine, id)
 	b.mu.Unlock()
-	if ok {
-		if f.stop != nil {
-			f.stop()
-		}
-		b.handOver([]domain.Settlement{f.progress})
+	if !ok {
+		return
 	}
-}
-
-// handOver tells the store; where it does not listen, the leases end by themselves.
-func (b *background) handOver(list []domain.Settlement) {
+	if f.stop != nil {
+		f.stop()
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()
-	if err := b.book.HandOver(ctx, b.name, list); err != nil {
-		b.server.logger.Warn("responses in the background were not handed over", slog.Int("count", len(list)), telemetry.Err(err))
-	}
+	// Where the store does not listen, whoever looks next finds it settled.
+	_, _ = b.book.HandOver(ctx, b.name, []domain.Settlement{f.progress})
 }
 
 // handOverAll ends all questions and leaves their responses to another process.
@@ -292,15 +293,32 @@ func (b *background) handOverAll() {
 	b.mu.Unlock()
 	b.stop()
 	b.running.Wait() // one that has ended is being settled
-	list := b.list(func(f *followed) bool { return f.stop != nil })
-	if len(list) == 0 {
-		return
+	b.mu.Lock()
+	for _, f := range b.mine {
+		f.left = f.left || f.stop != nil
 	}
-	b.handOver(list)
-	for _, progress := range list {
-		b.leave(progress.Decision.RequestID)
+	b.mu.Unlock()
+	b.handOver()
+}
+
+// handOver leaves what is left, whose holds are the successor's from now on. Where
+// the store does not listen, the leases end by themselves.
+func (b *background) handOver() {
+	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+	defer cancel()
+	count := 0
+	left := func(f *followed) bool {
+		if f.left {
+			count++
+			b.server.leases.drop(f.progress.Decision.RequestID)
+		}
+		return f.left
 	}
-	b.server.logger.Info("handed over responses in the background", slog.Int("count", len(list)))
+	if err := b.tell(ctx, b.book.HandOver, left); err != nil {
+		b.server.logger.Warn("responses in the background were not handed over", slog.Int("count", count), telemetry.Err(err))
+	} else if count > 0 {
+		b.server.logger.Info("handed over responses in the background", slog.Int("count", count))
+	}
 }
 
 // errNoBackground refuses a response in the background that nobody would follow.

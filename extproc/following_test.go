@@ -57,9 +57,8 @@ func (f *fakeFollowers) Follow(_ context.Context, follower string, list []domain
 	return f.note(follower, list, follower)
 }
 
-func (f *fakeFollowers) HandOver(_ context.Context, follower string, list []domain.Settlement) error {
-	_, err := f.note(follower, list, "")
-	return err
+func (f *fakeFollowers) HandOver(_ context.Context, follower string, list []domain.Settlement) ([]domain.Following, error) {
+	return f.note(follower, list, "")
 }
 
 // note leaves what follower may have to then.

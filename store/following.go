@@ -37,10 +37,10 @@ func (s *Store) Follow(ctx context.Context, follower string, list []domain.Settl
 }
 
 // HandOver leaves the responses of list, whose follower has to stop, to whoever
-// takes over next, and forgets those whose requests have ended.
-func (s *Store) HandOver(ctx context.Context, follower string, list []domain.Settlement) error {
-	_, err := s.noteFollower(ctx, follower, list, func(domain.Decision) time.Duration { return 0 })
-	return err
+// takes over next, and forgets those whose requests have ended. Until then each
+// is held still, and kept open for its lease.
+func (s *Store) HandOver(ctx context.Context, follower string, list []domain.Settlement) ([]domain.Following, error) {
+	return s.noteFollower(ctx, follower, list, func(domain.Decision) time.Duration { return 0 })
 }
 
 func (s *Store) noteFollower(ctx context.Context, follower string, list []domain.Settlement, lease func(domain.Decision) time.Duration) ([]domain.Following, error) {

@@ -48,6 +48,12 @@ func TestFollowing(t *testing.T) {
 		require.NoError(t, err)
 		return got
 	}
+	handOver := func(by string, list ...domain.Settlement) []domain.Following {
+		t.Helper()
+		got, err := s.HandOver(ctx, by, list)
+		require.NoError(t, err)
+		return got
+	}
 	takeOver := func(by string, most int) []domain.Settlement {
 		t.Helper()
 		got, err := s.TakeOver(ctx, by, time.Hour, most)
@@ -60,16 +66,18 @@ func TestFollowing(t *testing.T) {
 	assert.Equal(t, []domain.Following{held}, follow("a", one), "again")
 	assert.Equal(t, []domain.Following{elsewhere}, follow("b", one))
 	assert.Empty(t, takeOver("b", 10), "its lease lives")
-	require.NoError(t, s.HandOver(ctx, "b", []domain.Settlement{one}))
-	assert.Empty(t, takeOver("b", 10), "only its holder gives it away")
+	assert.Equal(t, []domain.Following{elsewhere}, handOver("b", one), "only its holder gives it away")
+	assert.Empty(t, takeOver("b", 10))
 	expires, err := s.client.PTTL(ctx, followedKey(domain.ShardOf(o.identity))).Result()
 	require.NoError(t, err)
 	assert.InDelta(t, keepClosed, expires, float64(time.Minute))
 
-	require.NoError(t, s.HandOver(ctx, "a", []domain.Settlement{one}))
+	assert.Equal(t, []domain.Following{held}, handOver("a", one))
+	assert.Equal(t, []domain.Following{held}, handOver("a", one), "nobody has come yet")
 	assert.Equal(t, []domain.Settlement{told(t, one)}, takeOver("b", 10))
 	assert.Empty(t, takeOver("c", 10), "once")
-	assert.Equal(t, []domain.Following{elsewhere}, follow("a", one), "the former one learns of it")
+	assert.Equal(t, []domain.Following{elsewhere}, handOver("a", one), "the former one learns of it")
+	assert.Equal(t, []domain.Following{elsewhere}, follow("a", one))
 
 	// A lease that ends without a word is free for anyone, but only its half: the
 	// sweeper has nothing to do until the rest is over.
@@ -92,7 +100,7 @@ func TestFollowing(t *testing.T) {
 	_, err = s.Settle(ctx, dying)
 	require.NoError(t, err)
 	assert.Equal(t, []domain.Following{ended, ended}, follow("b", one, dying))
-	require.NoError(t, s.HandOver(ctx, "b", []domain.Settlement{one, dying}))
+	assert.Equal(t, []domain.Following{ended, ended}, handOver("b", one, dying))
 	assert.Empty(t, takeOver("c", 10))
 	fields, err := s.client.HKeys(ctx, reservationKey(domain.ShardOf(o.identity), one.Decision.RequestID)).Result()
 	require.NoError(t, err)
@@ -141,7 +149,8 @@ func TestTakingOverIsBounded(t *testing.T) {
 	states, err := s.Follow(ctx, "a", list)
 	require.NoError(t, err)
 	require.Len(t, states, len(list))
-	require.NoError(t, s.HandOver(ctx, "a", list))
+	_, err = s.HandOver(ctx, "a", list)
+	require.NoError(t, err)
 	for _, by := range []string{"b", "c", "b", "c", "b"} {
 		taken, err := s.TakeOver(ctx, by, time.Hour, 150)
 		require.NoError(t, err)
@@ -165,14 +174,16 @@ func TestAnUnreadableFollowingIsLeftToTheSweeper(t *testing.T) {
 	list := []domain.Settlement{inBackground(good), inBackground(bad)}
 	_, err := s.Follow(ctx, "a", list)
 	require.NoError(t, err)
-	require.NoError(t, s.HandOver(ctx, "a", list))
+	_, err = s.HandOver(ctx, "a", list)
+	require.NoError(t, err)
 	shard := domain.ShardOf(o.identity)
 	require.NoError(t, s.client.HSet(ctx, reservationKey(shard, bad.RequestID), "following", "\xff").Err())
 	taken, err := s.TakeOver(ctx, "b", 50*time.Millisecond, 10)
 	require.Error(t, err)
 	require.Len(t, taken, 1)
 	assert.Equal(t, good.RequestID, taken[0].Decision.RequestID)
-	require.NoError(t, s.HandOver(ctx, "b", taken))
+	_, err = s.HandOver(ctx, "b", taken)
+	require.NoError(t, err)
 	eventually(t, "its lease is over", func() bool {
 		expired, err := s.Expired(ctx, 10)
 		require.NoError(t, err)
