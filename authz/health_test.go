@@ -84,6 +84,7 @@ func TestChannelHealth(t *testing.T) {
 			f.know(tc.book...)
 			got := f.server.channelHealth.table().of(domain.Channel{Name: "a"}, "m", now)
 			assert.Equal(t, tc.want, got.State, got.State.String())
+			assert.Equal(t, tc.name == "on trial by another", got.OnTrial)
 			if tc.until > 0 {
 				assert.Equal(t, tc.until, got.Until.Sub(now))
 			} else {

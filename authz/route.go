@@ -30,6 +30,7 @@ const (
 	leftPlace   = "more candidates than a request may have"
 	leftNative  = "a native channel with slots is only ever the first choice"
 	leftOut     = "out of order until its operator acts (%s)"
+	leftTrial   = "being tried by another request"
 	leftCooling = "cooling for %s (%s)"
 )
 
@@ -145,8 +146,12 @@ func (s *Server) add(r *route, a ask, model domain.Model, most int) {
 			o.LeftOut = fmt.Sprintf(leftOut, h.Reason)
 		case h.State == domain.HealthCooling:
 			o.LeftOut = fmt.Sprintf(leftCooling, h.Until.Sub(now).Round(time.Millisecond), h.Reason)
-			if r.soonest.IsZero() || h.Until.Before(r.soonest) {
-				r.soonest = h.Until
+			until := h.Until
+			if h.OnTrial { // which as a rule takes much less than its lease
+				o.LeftOut, until = leftTrial, now.Add(min(trialWait, until.Sub(now)))
+			}
+			if r.soonest.IsZero() || until.Before(r.soonest) {
+				r.soonest = until
 			}
 		}
 		r.spoken = r.spoken || model.Name == a.model.Name && o.LeftOut != leftDialect

@@ -63,9 +63,11 @@ func (r CooldownReason) TakesOut() bool { return r == ReasonQuota || r == Reason
 // value is a channel of which nothing is known.
 type ChannelHealth struct {
 	State HealthState
-	// Until is when the cooldown, or the trial that runs, ends, by the reader's
-	// own clock. It is zero unless State is HealthCooling.
+	// Until is when the cooldown, or the lease of the trial that runs, ends, by the
+	// reader's own clock. It is zero unless State is HealthCooling.
 	Until time.Time
+	// OnTrial: it cools only until the trial that runs has ended.
+	OnTrial bool
 	// Reason is why; ReasonNone when usable.
 	Reason CooldownReason
 	// ErrorRate is the moving average of failed attempts, 0 to 1.
@@ -104,7 +106,7 @@ func (c Cooldown) Health(read, now time.Time) ChannelHealth {
 	case c.Out:
 		h.State = HealthOut
 	case ends.After(now):
-		h.State, h.Until = HealthCooling, ends
+		h.State, h.Until, h.OnTrial = HealthCooling, ends, !read.Add(c.Left).After(now)
 	}
 	return h
 }

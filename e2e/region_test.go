@@ -216,6 +216,7 @@ channels:
   - {name: home-c, provider: c, secret: "file:{{(index .Faces 2).Secret}}", slots: 1, models: [{name: home}]}
   - {name: fall-a, provider: a, secret: "file:{{(index .Faces 0).Secret}}", cooldown: obey, models: [{name: fall}]}
   - {name: fall-b, provider: b, secret: "file:{{(index .Faces 1).Secret}}", models: [{name: fallen, upstream: m-fallen}]}
+  - {name: nap-a, provider: a, secret: "file:{{(index .Faces 0).Secret}}", cooldown: obey, models: [{name: nap}, {name: nap-early}]}
   - {name: both, provider: a, secret: "file:{{(index .Faces 0).Secret}}", models: [{name: fell, upstream: 'm-fell@{"status":500}'}, {name: fell-small, upstream: m-small}]}
   - {name: both-native, egress: native, provider: c, secret: "file:{{(index .Faces 2).Secret}}", models: [{name: fell-native, upstream: 'm-fell@{"status":500}'}, {name: fell-small-native, upstream: m-small}]}
   - {name: lossy, provider: lossy, secret: "file:{{(index .Faces 4).Secret}}", slots: 500, models: [{name: lossy}]}
@@ -290,6 +291,8 @@ models:
   - {name: stuck, strategy: sticky, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: home, strategy: sticky, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: fall, fallbacks: [fallen], state: deprecated, notice: Use fallen., sunset: 2027-03-31, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: nap, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: nap-early, early_heartbeat: true, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: fell, fallbacks: [fell-small], max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: fell-small, max_output: 64, prices: [{version: v2, input: "3", output: "5"}]}
   - {name: fell-native, fallbacks: [fell-small-native], max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
