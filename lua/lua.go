@@ -29,7 +29,6 @@ var (
 	Expired     = load("expired")
 	Calibrate   = load("calibrate")
 	Correct     = load("correct")
-	Explain     = load("explain")
 	Credit      = load("credit")
 	Advance     = load("advance")
 	Rebuild     = load("rebuild")
@@ -46,7 +45,7 @@ var (
 // All lists every script, for loading them ahead of their first use.
 func All() []*Script {
 	return []*Script{
-		Reserve, Settle, Renew, SlotAcquire, SlotRelease, Expired, Calibrate, Correct, Explain, Credit, Advance, Rebuild, LeaseTake, Follow,
+		Reserve, Settle, Renew, SlotAcquire, SlotRelease, Expired, Calibrate, Correct, Credit, Advance, Rebuild, LeaseTake, Follow,
 		CooldownSet, CooldownRead, CooldownClaim, CooldownClear, StatLearn,
 	}
 }

@@ -42,7 +42,7 @@ for i = 1, n do values[i + 1] = KEYS[i + 3] end
 values = redis.call('MGET', unpack(values)) -- of a lease there is none
 local generation = fresh and ARGV[5] ~= '' and tonumber(values[1]) or 0
 if fresh and ARGV[5] ~= '' and (generation == 0 or generation < tonumber(ARGV[5])) then return {3, 0, 0, 0} end
-local at, ends = string.format('%.0f', now), now + lease
+local at, ends = string.format('%d', now), string.format('%d', now + lease)
 local reply, used, refused, soonest = {0, 0, 0, generation}, {}, 0, 0
 for i = 1, n do
   local key, class, limit, size = KEYS[i + 3], ARGV[5 * i + 1], tonumber(ARGV[5 * i + 2]), tonumber(ARGV[5 * i + 3])
@@ -73,7 +73,7 @@ for i = 1, n do
   if class == 'rate' then
     local total = used[i] + amount * 60000
     reply[2 * i + 4] = math.ceil(total / limit)
-    redis.call('SET', key, string.format('%.0f %s %s', total, at, limit), 'PX', math.max(1, reply[2 * i + 4]))
+    redis.call('SET', key, string.format('%d %s %s', total, at, limit), 'PX', math.max(1, reply[2 * i + 4]))
   elseif class == 'lease' then
     -- One request in sixteen clears away; more than come in between cannot have ended.
     local gone = string.byte(request, -1) % 16 == 0 and redis.call('ZRANGEBYSCORE', key, '-inf', at, 'LIMIT', 0, 100) or {}
@@ -81,7 +81,7 @@ for i = 1, n do
     redis.call('ZADD', key, ends, request)
     if redis.call('PTTL', key) < lease then redis.call('PEXPIRE', key, 2 * lease) end
   else
-    redis.call('SET', key, string.format('%.0f', used[i] + amount), 'PX', ARGV[5 * i + 5])
+    redis.call('SET', key, string.format('%d', used[i] + amount), 'PX', ARGV[5 * i + 5])
   end
   reply[2 * i + 3] = reply[2 * i + 3] - amount
   held[2 * i - 1], held[2 * i] = amount, limit

@@ -9,7 +9,11 @@
 -- KEYS[2] open index: <tag>:open, sorted set of requests by lease end, never expires.
 -- KEYS[3] outbox: <tag>:outbox, stream of v (schema version) and r (record).
 -- KEYS[4] repair: <tag>:repair, stream of request and why, the newest 10000 or so.
--- KEYS[5..] buckets in the order of the reserve call, and behind them those whose
+-- KEYS[5] explained: <tag>:explained, hash of requests, ARGV[6] of them at most, so
+--   it needs no expiry: how each was routed and how it ended, for those who ask.
+-- KEYS[6] order: <tag>:explained:order, list of the same requests, the oldest
+--   first, never expires.
+-- KEYS[7..] buckets in the order of the reserve call, and behind them those whose
 --   amount came out of a lease; each expires by itself.
 -- ARGV[1] request: id.
 -- ARGV[2] keep: ms for which the end is remembered, so that a reserve that comes
@@ -17,7 +21,10 @@
 -- ARGV[3] record: bytes for the outbox; empty is a refund, of which the
 --   amounts below are usually 0.
 -- ARGV[4] version: of the record's schema, 1 or more.
--- ARGV[5..] per hold three values: class (rate, lease, window, lent); amount used,
+-- ARGV[5] told: bytes to explain the request with, beside its decision; empty is
+--   the record.
+-- ARGV[6] most: number of requests that are explained, 1 or more.
+-- ARGV[7..] per hold three values: class (rate, lease, window, lent); amount used,
 --   in the bucket's unit, of lent what was used beyond the lease, which may be
 --   below 0; ttl (ms, windows only), of lent the limit. Whole numbers below 2^53.
 -- Returns: 0 ended by this call; 1 had ended before, nothing changed; 2 unknown:
@@ -25,21 +32,21 @@
 --   repair; a refund left a tombstone. A request with nothing but lent holds is
 --   never unknown: it went out before its reservation was written.
 -- Errors: WRONGTYPE of the reservation, before any write. A rate or a window of
---   another type counts as gone.
+--   another type counts as gone; explaining fails nothing.
 local now = redis.call('TIME')
 now = now[1] * 1000 + math.floor(now[2] / 1000)
 local request, keep, record = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local n, kept, totals, limits = #KEYS - 4, {}, {}, {}
+local n, kept, totals, limits = #KEYS - 6, {}, {}, {}
 local lent = n > 0
-local state, all = unpack(redis.call('HMGET', KEYS[1], 'state', 'held'))
+local state, all, decision = unpack(redis.call('HMGET', KEYS[1], 'state', 'held', 'decision'))
 for number in string.gmatch(all or '', '%S+') do kept[#kept + 1] = tonumber(number) end
 if state == 'settled' or (state == 'refunded' and record == '') then return 1 end
-local known, values = state == 'reserved', n > 0 and redis.call('MGET', unpack(KEYS, 5)) -- of a lease there is none
+local known, values = state == 'reserved', n > 0 and redis.call('MGET', unpack(KEYS, 7)) -- of a lease there is none
 for i = 1, n do
-  local class, amount = ARGV[3 * i + 2], tonumber(ARGV[3 * i + 3])
+  local class, amount = ARGV[3 * i + 4], tonumber(ARGV[3 * i + 5])
   local held, limit = kept[2 * i - 1] or 0, kept[2 * i] or 0
   lent = lent and class == 'lent'
-  if class == 'lent' and state ~= 'refunded' then class, limit = 'rate', tonumber(ARGV[3 * i + 4]) end
+  if class == 'lent' and state ~= 'refunded' then class, limit = 'rate', tonumber(ARGV[3 * i + 6]) end
   if class == 'rate' and limit > 0 and amount ~= held then
     local u, t = string.match(values[i] or '', '(%d+) (%d+)')
     limits[i] = limit
@@ -51,15 +58,15 @@ for i = 1, n do
   end
 end
 for i = 1, n do
-  local key, class = KEYS[i + 4], ARGV[3 * i + 2]
+  local key, class = KEYS[i + 6], ARGV[3 * i + 4]
   if class == 'lease' then
     redis.call('ZREM', key, request)
   elseif totals[i] == 0 then
     redis.call('DEL', key)
   elseif limits[i] then
-    redis.call('SET', key, string.format('%.0f %.0f %.0f', totals[i], now, limits[i]), 'PX', math.ceil(totals[i] / limits[i]))
+    redis.call('SET', key, string.format('%d %d %d', totals[i], now, limits[i]), 'PX', math.ceil(totals[i] / limits[i]))
   elseif totals[i] then
-    redis.call('SET', key, string.format('%.0f', totals[i]), 'PX', ARGV[3 * i + 4])
+    redis.call('SET', key, string.format('%d', totals[i]), 'PX', ARGV[3 * i + 6])
   end
 end
 redis.call('ZREM', KEYS[2], request)
@@ -75,5 +82,8 @@ if record ~= '' then
   if not (known or lent) then
     redis.call('XADD', KEYS[4], 'MAXLEN', '~', 10000, '*', 'request', request, 'why', state or 'unknown')
   end
+  local told = #(decision or '') .. ':' .. (decision or '') .. (ARGV[5] ~= '' and ARGV[5] or record)
+  local order = redis.pcall('HSET', KEYS[5], request, told) == 1 and redis.pcall('RPUSH', KEYS[6], request)
+  if type(order) == 'number' and order > tonumber(ARGV[6]) then redis.pcall('HDEL', KEYS[5], redis.pcall('LPOP', KEYS[6])) end
 end
 return (known or lent) and 0 or 2

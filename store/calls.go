@@ -172,7 +172,9 @@ func rateOf(h domain.Hold) (limit, size int64) {
 // closing is how a reservation ends.
 type closing struct {
 	record []byte // nil is a refund
-	used   func(domain.Hold) int64
+	// told explains the request in place of the record, where that is too long.
+	told []byte
+	used func(domain.Hold) int64
 	// forget leaves nothing behind by which a late reservation would be refused.
 	forget tombstone
 }
@@ -205,8 +207,8 @@ func closeCall(p part, d domain.Decision, end closing) call {
 	}
 	c := call{
 		script: lua.Settle,
-		keys:   []string{p.reservation(d.RequestID), p.open(), p.outbox(), p.repair()},
-		args:   []any{d.RequestID, p.keep.Milliseconds(), end.record, recordVersion},
+		keys:   []string{p.reservation(d.RequestID), p.open(), p.outbox(), p.repair(), p.explained(), p.explainedOrder()},
+		args:   []any{d.RequestID, p.keep.Milliseconds(), end.record, recordVersion, end.told, mostExplained},
 	}
 	for _, h := range p.holds {
 		c.keys = append(c.keys, bucketKey(d.Identity, h))

@@ -13,7 +13,6 @@ import (
 
 	keywayv1 "keyway/api/keyway/v1"
 	"keyway/domain"
-	"keyway/lua"
 )
 
 const (
@@ -25,22 +24,14 @@ const (
 	longestUsage = 512
 )
 
-// explainCall keeps the decision of a reservation, which is about to be
-// forgotten, together with the record of its end, of which raw is the encoding.
-func explainCall(record domain.UsageRecord, raw []byte) (call, error) {
-	if len(record.RawUsage) > longestUsage {
-		record.RawUsage = nil // it is in the ledger
-		var err error
-		if raw, err = encodeRecord(record); err != nil {
-			return call{}, err
-		}
+// toldOf is what explains the end of a request, of whose record the outbox has
+// the encoding; empty where that does as well.
+func toldOf(record domain.UsageRecord) ([]byte, error) {
+	if len(record.RawUsage) <= longestUsage {
+		return nil, nil
 	}
-	shard := domain.ShardOf(record.Identity)
-	return call{
-		script: lua.Explain,
-		keys:   []string{reservationKey(shard, record.RequestID), explainedKey(shard), explainedOrderKey(shard)},
-		args:   []any{record.RequestID, raw, mostExplained},
-	}, nil
+	record.RawUsage = nil // it is in the ledger
+	return encodeRecord(record)
 }
 
 // Explain tells how a request was routed and, once it has ended, how; from 24

@@ -71,7 +71,12 @@ func TestExplanationsAreBounded(t *testing.T) {
 	tag := "{" + unique("shard") + "}"
 	var calls []call
 	for i := range 10 {
-		calls = append(calls, call{script: lua.Explain, keys: []string{tag + ":res", tag + ":e", tag + ":o"}, args: []any{fmt.Sprint("r", i), "end", 4}})
+		request := fmt.Sprint("r", i)
+		calls = append(calls, call{
+			script: lua.Settle,
+			keys:   []string{tag + request, tag + ":open", tag + ":outbox", tag + ":repair", tag + ":e", tag + ":o"},
+			args:   []any{request, 60_000, "end", recordVersion, "", 4},
+		})
 	}
 	calls = append(calls, calls[9], calls[8]) // again
 	require.NoError(t, firstError(s.run(t.Context(), calls)))

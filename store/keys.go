@@ -67,6 +67,10 @@ func (p part) outbox() string { return p.tag + ":outbox" }
 
 func (p part) repair() string { return p.tag + ":repair" }
 
+func (p part) explained() string { return p.tag + ":explained" }
+
+func (p part) explainedOrder() string { return p.explained() + ":order" }
+
 // creditKey is what an identity has paid in; creditMarkKey is the ledger's entry
 // up to which a shard has been told.
 func creditKey(identity string) string {
@@ -89,8 +93,6 @@ func repairKey(shard int) string { return shardTag(shard) + ":repair" }
 func deadKey(shard int) string { return shardTag(shard) + ":dead" }
 
 func explainedKey(shard int) string { return shardTag(shard) + ":explained" }
-
-func explainedOrderKey(shard int) string { return explainedKey(shard) + ":order" }
 
 // generationKey is missing, or lower than it was, where a shard has lost writes;
 // lookKey names the latest attempt to mend that.

@@ -269,15 +269,14 @@ func (s *Store) Settle(ctx context.Context, settlement domain.Settlement) (domai
 		return 0, fmt.Errorf("settle request: %w", err)
 	}
 	usedOf := func(h domain.Hold) int64 { return used(h, record, model) }
-	calls := closeCalls(d, closing{record: raw, used: usedOf})
-	correctLeased(&calls[0], d, usedOf)
-	calls = append(calls, slotsOf(settlement)...)
-	explain, err := explainCall(record, raw)
+	told, err := toldOf(record)
 	if err != nil {
 		return 0, fmt.Errorf("settle request: %w", err)
 	}
-	// Before the settlement, which forgets the decision; whatever becomes of it, the books do not care.
-	cmds := s.run(ctx, append([]call{explain}, calls...))[1:]
+	calls := closeCalls(d, closing{record: raw, told: told, used: usedOf})
+	correctLeased(&calls[0], d, usedOf)
+	calls = append(calls, slotsOf(settlement)...)
+	cmds := s.run(ctx, calls)
 	if err := firstError(cmds); err != nil {
 		return 0, fmt.Errorf("settle request: %w", err)
 	}
