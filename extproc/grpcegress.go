@@ -62,7 +62,7 @@ func (s *Server) processEgress(stream extprocv3.ExternalProcessor_ProcessServer,
 		if err := stream.Send(resp); err != nil {
 			return err
 		}
-		s.metrics.added.WithLabelValues("egress").Observe(time.Since(start).Seconds())
+		s.metrics.addedEgress.Observe(time.Since(start).Seconds())
 		if req.GetRequestBody() != nil {
 			return nil
 		}

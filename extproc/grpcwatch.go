@@ -55,7 +55,7 @@ func (s *Server) processWatch(stream extprocv3.ExternalProcessor_ProcessServer, 
 		}
 		start := time.Now()
 		finished, err := d.message(req, ws)
-		s.metrics.added.WithLabelValues("watch").Observe(time.Since(start).Seconds())
+		s.metrics.addedWatch.Observe(time.Since(start).Seconds())
 		if err != nil {
 			return err
 		}

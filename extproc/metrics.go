@@ -19,7 +19,9 @@ type metrics struct {
 	costMicros    prometheus.Counter
 	unpricedTiers prometheus.Counter
 	ttft          prometheus.Histogram
-	added         *prometheus.HistogramVec
+	// The two sides of one metric; a stream observes it with every chunk.
+	addedEgress, addedWatch prometheus.Observer
+
 	estimateRatio prometheus.Histogram
 	lost          prometheus.Counter
 	refused       prometheus.Counter
@@ -69,11 +71,6 @@ func newMetrics(r prometheus.Registerer, inFlight, journal func() float64) *metr
 			Help:    "Time from admission to the first byte of the answer's body, in seconds.",
 			Buckets: []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120},
 		}),
-		added: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "keyway_extproc_added_latency_seconds",
-			Help:    "Time that one message took in this service, in seconds, by side: egress, watch.",
-			Buckets: []float64{.00001, .000025, .00005, .0001, .00025, .0005, .001, .0025, .005, .01, .1},
-		}, []string{"side"}),
 		estimateRatio: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "keyway_extproc_prompt_estimate_ratio",
 			Help:    "Prompt tokens reserved, estimated and corrected, over prompt tokens reported by the provider.",
@@ -108,7 +105,13 @@ func newMetrics(r prometheus.Registerer, inFlight, journal func() float64) *metr
 			Help: "Responses in the background that were settled by an estimate, by why: forgotten by the provider, refused to the channel or its channel gone, age, no_room to follow them.",
 		}, []string{"why"}),
 	}
-	r.MustRegister(m.background, m.takenOver, m.givenUp, m.heartbeats, m.idleEnds, m.requests, m.settlements, m.answers, m.cooldowns, m.probeUp, m.tokens, m.costMicros, m.unpricedTiers, m.ttft, m.added, m.estimateRatio, m.lost, m.refused,
+	added := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "keyway_extproc_added_latency_seconds",
+		Help:    "Time that one message took in this service, in seconds, by side: egress, watch.",
+		Buckets: []float64{.00001, .000025, .00005, .0001, .00025, .0005, .001, .0025, .005, .01, .1},
+	}, []string{"side"})
+	m.addedEgress, m.addedWatch = added.WithLabelValues("egress"), added.WithLabelValues("watch")
+	r.MustRegister(m.background, m.takenOver, m.givenUp, m.heartbeats, m.idleEnds, m.requests, m.settlements, m.answers, m.cooldowns, m.probeUp, m.tokens, m.costMicros, m.unpricedTiers, m.ttft, added, m.estimateRatio, m.lost, m.refused,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "keyway_extproc_in_flight",
 			Help: "Requests whose holds this instance keeps alive.",
