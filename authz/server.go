@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"keyway/config"
@@ -48,8 +49,8 @@ type KeyChanges interface {
 	WatchKeys(ctx context.Context, fn func(hash string)) error
 }
 
-// Options are what a Server needs; all of it is mandatory but BodyBytes, KeyTTL,
-// StopTimeout, JournalFile, JournalBytes, Now and Random.
+// Options are what a Server needs; all of it is mandatory but Credentials, BodyBytes,
+// KeyTTL, StopTimeout, JournalFile, JournalBytes, Now and Random.
 type Options struct {
 	Config       *config.Holder
 	Keys         Keys
@@ -61,10 +62,12 @@ type Options struct {
 	Rates        Rates
 	StoredIDs    StoredIDs
 	// Listener is where Envoy connects; the Server closes it.
-	Listener   net.Listener
-	Health     *telemetry.Health
-	Registerer prometheus.Registerer
-	Logger     *slog.Logger
+	Listener net.Listener
+	// Credentials are those of the listener's connections; nil is plain text.
+	Credentials credentials.TransportCredentials
+	Health      *telemetry.Health
+	Registerer  prometheus.Registerer
+	Logger      *slog.Logger
 	// BodyBytes bounds request bodies in flight; 0 is DefaultBodyBytes.
 	BodyBytes int64
 	// KeyTTL is how long a key's record is used without being read again, also
@@ -90,6 +93,7 @@ type Server struct {
 	reservations Reservations
 	stored       StoredIDs
 	listener     net.Listener
+	creds        credentials.TransportCredentials
 	health       *telemetry.Health
 	logger       *slog.Logger
 	metrics      *metrics
@@ -129,7 +133,7 @@ func New(o Options) (*Server, error) {
 	s := &Server{
 		journalFile: o.JournalFile, journalBytes: o.JournalBytes,
 		config: o.Config, keyChanges: o.KeyChanges, reservations: o.Reservations, stored: o.StoredIDs,
-		listener: o.Listener, health: o.Health, logger: o.Logger,
+		listener: o.Listener, creds: o.Credentials, health: o.Health, logger: o.Logger,
 		stopTimeout: o.StopTimeout, now: o.Now, random: o.Random,
 		keys:   keys,
 		bodies: &bodyBudget{limit: o.BodyBytes},
@@ -173,7 +177,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if err := s.openJournal(); err != nil {
 		return errors.Join(err, s.listener.Close())
 	}
-	server := telemetry.NewGRPC(recvBytes)
+	server := telemetry.NewGRPC(recvBytes, s.creds)
 	authv3.RegisterAuthorizationServer(server, s)
 	err := telemetry.ServeGRPC(ctx, telemetry.ServeGRPCOptions{
 		Server: server, Listener: s.listener, Health: s.health, StopLimit: s.stopTimeout,

@@ -13,6 +13,7 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -50,9 +51,8 @@ type SubscribeOptions struct {
 	Holder    *Holder
 	// Logger is slog.Default when nil.
 	Logger *slog.Logger
-	// DialOptions are added to the client's own, such as TLS credentials;
-	// without any the connection is plain text.
-	DialOptions []grpc.DialOption
+	// Credentials are those of the connection; nil is plain text.
+	Credentials credentials.TransportCredentials
 	// RetryMin and RetryMax bound the pause before a broken stream is opened
 	// again, before jitter; defaults 100 ms and 2 s.
 	RetryMin, RetryMax time.Duration
@@ -81,16 +81,16 @@ func Subscribe(ctx context.Context, o SubscribeOptions) error {
 		return err
 	}
 	s.loadCache()
-	dial := append([]grpc.DialOption{
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+	conn, err := grpc.NewClient(
+		o.Target,
+		grpc.WithTransportCredentials(s.Credentials),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessageBytes)),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: KeepaliveTime, Timeout: keepaliveTimeout, PermitWithoutStream: true}),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: s.RetryMin, Multiplier: 2, Jitter: 0.2, MaxDelay: s.RetryMax},
 			MinConnectTimeout: keepaliveTimeout,
 		}),
-	}, o.DialOptions...)
-	conn, err := grpc.NewClient(o.Target, dial...)
+	)
 	if err != nil {
 		return fmt.Errorf("prepare control plane client: %w", err)
 	}
@@ -120,6 +120,9 @@ func newSubscriber(o SubscribeOptions) (*subscriber, error) {
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
+	}
+	if o.Credentials == nil {
+		o.Credentials = insecure.NewCredentials()
 	}
 	orDefault(&o.RetryMin, defaultRetryMin)
 	orDefault(&o.RetryMax, defaultRetryMax)

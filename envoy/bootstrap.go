@@ -39,6 +39,9 @@ type BootstrapOptions struct {
 	Egress string
 	// Admin is the admin listener, "host:port"; "" for none.
 	Admin string
+	// TLS is for the services whose address is "host:port", but not for the relay,
+	// which is on Envoy's own machine; the zero value is plain text.
+	TLS BootstrapTLS
 }
 
 // Limits of the gRPC clusters. A service that stalls for seconds and comes back
@@ -60,41 +63,10 @@ const (
 // Bootstrap makes the static part of an Envoy of the region: the clusters of
 // the services and the way to the control plane.
 func Bootstrap(o BootstrapOptions) (*bootstrapv3.Bootstrap, error) {
-	var clusters []*clusterv3.Cluster
-	for _, s := range []struct {
-		name, address string
-		egress        bool
-	}{
-		{name: ClusterXDS, address: o.XDS},
-		{name: ClusterAuthz, address: o.Authz},
-		{name: ClusterWatch, address: o.Extproc},
-		{name: ClusterEgress, address: o.Extproc, egress: true},
-		{name: ClusterALS, address: o.Extproc},
-	} {
-		c, err := serviceCluster(s.name, s.address)
-		if err != nil {
-			return nil, fmt.Errorf("build cluster %s: %w", s.name, err)
-		}
-		if s.egress {
-			c.PerConnectionBufferLimitBytes = wrapperspb.UInt32(egressBuffer)
-		}
-		h2 := serviceHTTP2()
-		if s.egress {
-			h2.InitialStreamWindowSize = wrapperspb.UInt32(egressStreamWindow)
-			h2.InitialConnectionWindowSize = wrapperspb.UInt32(egressConnWindow)
-		}
-		packed, err := pack(&httpv3.HttpProtocolOptions{UpstreamProtocolOptions: explicitHTTP2(h2)})
-		if err != nil {
-			return nil, err
-		}
-		c.TypedExtensionProtocolOptions = map[string]*anypb.Any{httpOptionsKey: packed}
-		clusters = append(clusters, c)
-	}
-	relay, err := relayCluster(o.Relay)
+	clusters, err := serviceClusters(o)
 	if err != nil {
-		return nil, fmt.Errorf("build cluster %s: %w", ClusterRelay, err)
+		return nil, err
 	}
-	clusters = append(clusters, relay, emptyCluster(ClusterSink))
 	var listeners []*listenerv3.Listener
 	if o.Egress != "" {
 		egress, err := egressListener(o.Egress)
@@ -131,6 +103,40 @@ func Bootstrap(o BootstrapOptions) (*bootstrapv3.Bootstrap, error) {
 	return b, nil
 }
 
+// serviceClusters are those of the services, the relay and the sink.
+func serviceClusters(o BootstrapOptions) ([]*clusterv3.Cluster, error) {
+	egressHTTP2 := serviceHTTP2()
+	egressHTTP2.InitialStreamWindowSize = wrapperspb.UInt32(egressStreamWindow)
+	egressHTTP2.InitialConnectionWindowSize = wrapperspb.UInt32(egressConnWindow)
+	var clusters []*clusterv3.Cluster
+	for _, s := range []struct {
+		name, address string
+		buffer        uint32
+		http2         *corev3.Http2ProtocolOptions
+	}{
+		{ClusterXDS, o.XDS, serviceBuffer, serviceHTTP2()},
+		{ClusterAuthz, o.Authz, serviceBuffer, serviceHTTP2()},
+		{ClusterWatch, o.Extproc, serviceBuffer, serviceHTTP2()},
+		{ClusterEgress, o.Extproc, egressBuffer, egressHTTP2},
+		{ClusterALS, o.Extproc, serviceBuffer, serviceHTTP2()},
+	} {
+		c, err := serviceCluster(s.name, s.address, s.http2)
+		if err == nil {
+			c.TransportSocket, err = serviceTLS(s.address, o.TLS)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("build cluster %s: %w", s.name, err)
+		}
+		c.PerConnectionBufferLimitBytes = wrapperspb.UInt32(s.buffer)
+		clusters = append(clusters, c)
+	}
+	relay, err := relayCluster(o.Relay)
+	if err != nil {
+		return nil, fmt.Errorf("build cluster %s: %w", ClusterRelay, err)
+	}
+	return append(clusters, relay, emptyCluster(ClusterSink)), nil
+}
+
 // emptyCluster has no endpoint: what is sent there gets 503.
 func emptyCluster(name string) *clusterv3.Cluster {
 	return &clusterv3.Cluster{
@@ -146,16 +152,11 @@ func relayCluster(address string) (*clusterv3.Cluster, error) {
 	if address == "" {
 		return emptyCluster(ClusterRelay), nil
 	}
-	c, err := serviceCluster(ClusterRelay, address)
+	c, err := serviceCluster(ClusterRelay, address, serviceHTTP2())
 	if err != nil {
 		return nil, err
 	}
 	c.PerConnectionBufferLimitBytes = wrapperspb.UInt32(connBuffer)
-	packed, err := pack(&httpv3.HttpProtocolOptions{UpstreamProtocolOptions: explicitHTTP2(serviceHTTP2())})
-	if err != nil {
-		return nil, err
-	}
-	c.TypedExtensionProtocolOptions = map[string]*anypb.Any{httpOptionsKey: packed}
 	return c, nil
 }
 
@@ -184,13 +185,17 @@ func serviceHTTP2() *corev3.Http2ProtocolOptions {
 	}
 }
 
-func serviceCluster(name, address string) (*clusterv3.Cluster, error) {
+func serviceCluster(name, address string, http2 *corev3.Http2ProtocolOptions) (*clusterv3.Cluster, error) {
+	packed, err := pack(&httpv3.HttpProtocolOptions{UpstreamProtocolOptions: explicitHTTP2(http2)})
+	if err != nil {
+		return nil, err
+	}
 	c := &clusterv3.Cluster{
 		Name:                          name,
 		ClusterDiscoveryType:          &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
 		ConnectTimeout:                &durationpb.Duration{Seconds: 2},
 		CircuitBreakers:               breakers(),
-		PerConnectionBufferLimitBytes: wrapperspb.UInt32(serviceBuffer),
+		TypedExtensionProtocolOptions: map[string]*anypb.Any{httpOptionsKey: packed},
 	}
 	var at *corev3.Address
 	if path, ok := strings.CutPrefix(address, "unix:"); ok {

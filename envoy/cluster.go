@@ -2,7 +2,6 @@ package envoy
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"net/url"
 	"strconv"
@@ -19,7 +18,6 @@ import (
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
-	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -142,31 +140,16 @@ func upstreamTLS(host, caFile string) (*corev3.TransportSocket, error) {
 	if caFile == "" {
 		caFile = systemCAs
 	}
-	san := &tlsv3.SubjectAltNameMatcher{
-		SanType: tlsv3.SubjectAltNameMatcher_DNS,
-		Matcher: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: host}},
-	}
-	sni := host
-	if net.ParseIP(host) != nil {
-		san.SanType = tlsv3.SubjectAltNameMatcher_IP_ADDRESS
-		sni = ""
-	}
-	config, err := pack(&tlsv3.UpstreamTlsContext{
+	sni, sans := peerName(host)
+	return tlsSocket(&tlsv3.UpstreamTlsContext{
 		Sni: sni,
 		CommonTlsContext: &tlsv3.CommonTlsContext{
 			ValidationContextType: &tlsv3.CommonTlsContext_ValidationContext{ValidationContext: &tlsv3.CertificateValidationContext{
-				TrustedCa:                 &corev3.DataSource{Specifier: &corev3.DataSource_Filename{Filename: caFile}},
-				MatchTypedSubjectAltNames: []*tlsv3.SubjectAltNameMatcher{san},
+				TrustedCa:                 fileSource(caFile),
+				MatchTypedSubjectAltNames: sans,
 			}},
 		},
 	})
-	if err != nil {
-		return nil, err
-	}
-	return &corev3.TransportSocket{
-		Name:       "envoy.transport_sockets.tls",
-		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: config},
-	}, nil
 }
 
 // channelHTTP is the channel's filter chain and codec. Only its request phase

@@ -13,6 +13,7 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/semaphore"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 
 	"keyway/config"
@@ -36,7 +37,7 @@ type Secrets interface {
 	Resolve(ref string) (secret.Secret, error)
 }
 
-// Options are what a Server needs; all of it is mandatory but JournalBytes,
+// Options are what a Server needs; all of it is mandatory but Credentials, JournalBytes,
 // StopTimeout and Now.
 type Options struct {
 	Config      *config.Holder
@@ -50,6 +51,8 @@ type Options struct {
 	Secrets     Secrets
 	// Listener is where Envoy connects; the Server closes it.
 	Listener net.Listener
+	// Credentials are those of its connections; nil is plain text.
+	Credentials credentials.TransportCredentials
 	// Relay is where Envoy calls the relay; nil has none. The Server closes it.
 	Relay net.Listener
 	// Egress is where the relay and the probes call channels, and where is asked for
@@ -79,6 +82,7 @@ type Server struct {
 	storedIDs   StoredIDs
 	secrets     Secrets
 	listener    net.Listener
+	creds       credentials.TransportCredentials
 	health      *telemetry.Health
 	logger      *slog.Logger
 	metrics     *metrics
@@ -106,7 +110,7 @@ type Server struct {
 // New makes a Server; it does no I/O.
 func New(o Options) (*Server, error) {
 	s := &Server{
-		config: o.Config, store: o.Store, storedIDs: o.StoredIDs, secrets: o.Secrets, listener: o.Listener,
+		config: o.Config, store: o.Store, storedIDs: o.StoredIDs, secrets: o.Secrets, listener: o.Listener, creds: o.Credentials,
 		health: o.Health, logger: o.Logger,
 		journalFile: o.JournalFile, journalSize: o.JournalBytes, stopTimeout: o.StopTimeout, now: o.Now,
 		leases: newLeases(o.Store, o.Logger), ends: newEnds(), recent: newRecent(),
@@ -177,7 +181,7 @@ func (s *Server) Run(ctx context.Context) error {
 		s.keepOpen(waiting.Decision)
 	}
 	replay := s.newReplay()
-	server := telemetry.NewGRPC(recvBytes)
+	server := telemetry.NewGRPC(recvBytes, s.creds)
 	extprocv3.RegisterExternalProcessorServer(server, s)
 	accesslogv3.RegisterAccessLogServiceServer(server, s)
 	stopping := make(chan struct{})

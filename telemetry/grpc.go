@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health/grpc_health_v1"
 )
 
@@ -26,9 +27,11 @@ const (
 	connWindow   = 16 << 20
 )
 
-// NewGRPC makes a server for the calls of an Envoy; recvBytes is the longest message.
-func NewGRPC(recvBytes int) *grpc.Server {
+// NewGRPC makes a server for the calls of an Envoy; recvBytes is the longest
+// message, and nil credentials are plain text.
+func NewGRPC(recvBytes int, creds credentials.TransportCredentials) *grpc.Server {
 	return grpc.NewServer(
+		grpc.Creds(creds),
 		grpc.MaxRecvMsgSize(recvBytes), grpc.NumStreamWorkers(streamWorkers),
 		grpc.StaticStreamWindowSize(streamWindow), grpc.StaticConnWindowSize(connWindow),
 		grpc.ForceServerCodecV2(newCodec()),

@@ -8,7 +8,9 @@
 //	              │ bad                                    (or the wait ends)                             │
 //	              └► refused, last good stays                     clusters that went ◄── grace ◄── services ACK
 //
-// It must not know how a request is admitted or carried out, and it never
-// resolves a secret: it passes references on. It stops hard, since its streams
-// never end by themselves; everything it told keeps working without it.
+// It must not know how a request is admitted or carried out, nor where secrets
+// come from: it passes references on, but for those of native channels, which it is
+// given resolved. Those it serves only where none but Envoys and services can ask.
+// It stops hard, since its streams never end by themselves; everything it told keeps
+// working without it.
 package xds

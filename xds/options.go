@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 
 	keywayv1 "keyway/api/keyway/v1"
 	"keyway/envoy"
@@ -23,8 +23,10 @@ type Options struct {
 	StateFile string
 	// ListenXDS is "host:port" or "unix:/path".
 	ListenXDS string
-	// ServerOptions are added to the gRPC server's own, such as TLS credentials.
-	ServerOptions []grpc.ServerOption
+	// Credentials are those of its connections, which have to keep everyone out but
+	// Envoys and services; nil is plain text. Then SKs are served only where none
+	// but processes of this machine reach ListenXDS.
+	Credentials credentials.TransportCredentials
 	// OnListen is called once with the bound address before the first stream; may be nil.
 	OnListen func(net.Addr)
 	// Logger is slog.Default when nil.

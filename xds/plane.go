@@ -133,7 +133,7 @@ func (p *plane) restore(region string) bool {
 		return false
 	}
 	p.floor = rc.GetVersion()
-	res, err := p.opts.Build(rc.GetConfig())
+	res, err := p.build(rc.GetConfig())
 	if err == nil {
 		err = p.readSecrets(res)
 	}
@@ -163,7 +163,7 @@ func (p *plane) compile(r reading) (*keywayv1.Config, envoy.Resources, error) {
 	if p.accepted != nil && cfg.GetRegion() != p.accepted.GetRegion() {
 		return nil, envoy.Resources{}, fmt.Errorf("region: changed from %q to %q; that needs a restart", p.accepted.GetRegion(), cfg.GetRegion())
 	}
-	res, err := p.opts.Build(cfg)
+	res, err := p.build(cfg)
 	if err != nil {
 		return nil, envoy.Resources{}, fmt.Errorf("build envoy resources: %w", err)
 	}

@@ -4,12 +4,16 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
+	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 
+	keywayv1 "keyway/api/keyway/v1"
 	"keyway/envoy"
 )
 
@@ -19,6 +23,37 @@ const secretPoll = time.Second
 
 // errNoResolver: a program that serves no native channel needs none.
 var errNoResolver = errors.New("this control plane resolves no secrets")
+
+// build makes Envoy's resources, but none with SKs that whoever reaches the
+// listener could ask for.
+func (p *plane) build(cfg *keywayv1.Config) (envoy.Resources, error) {
+	res, err := p.opts.Build(cfg)
+	if err != nil || len(res.Secrets) == 0 || p.opts.Credentials != nil || onThisMachine(p.opts.ListenXDS) {
+		return res, err
+	}
+	var native []string
+	for _, ch := range cfg.GetChannels() {
+		if _, ok := res.Secrets[envoy.SecretOf(ch.GetName())]; ok {
+			native = append(native, ch.GetName())
+		}
+	}
+	return envoy.Resources{}, fmt.Errorf(
+		"channels with egress: native (%s): whoever reaches %s could ask for their secret keys; give xds --tls-cert, --tls-key and --tls-ca, or a --listen that is a Unix socket or a loopback address",
+		strings.Join(native, ", "), p.opts.ListenXDS)
+}
+
+// onThisMachine reports whether nothing but processes of this machine reaches address.
+func onThisMachine(address string) bool {
+	if strings.HasPrefix(address, unixScheme) {
+		return true
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.Unmap().IsLoopback()
+}
 
 // readSecrets serves the SKs of res, and notes which channels have none. What
 // cannot be read any more is served as empty, so that no Envoy goes on using it.

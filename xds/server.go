@@ -103,11 +103,12 @@ const minClientPing = config.KeepaliveTime / 2
 // grpcServer registers delta ADS alone: the state-of-the-world variant would
 // resend all clusters for one.
 func (s *Server) grpcServer(ctx context.Context, mux *cache.MuxCache) *grpc.Server {
-	server := grpc.NewServer(append([]grpc.ServerOption{
+	server := grpc.NewServer(
+		grpc.Creds(s.opts.Credentials),
 		grpc.MaxRecvMsgSize(config.MaxMessageBytes),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minClientPing, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: config.KeepaliveTime, Timeout: minClientPing}),
-	}, s.opts.ServerOptions...)...)
+	)
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, &deltaADS{
 		handler: delta.NewServer(ctx, mux, s.nodes),
 	})

@@ -56,6 +56,12 @@ func runAuthz(cmd *cobra.Command, f regionFlags, o authz.Options) (err error) {
 	if err != nil {
 		return err
 	}
+	creds, stop, err := f.TLS.server(f.Listen)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	o.Credentials = creds
 	regional, err := p.openStore(ctx, f.Store)
 	if err != nil {
 		return err

@@ -61,6 +61,12 @@ func runExtproc(cmd *cobra.Command, f regionFlags, relay string, o extproc.Optio
 	if err != nil {
 		return err
 	}
+	creds, stop, err := f.TLS.server(f.Listen)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	o.Credentials = creds
 	regional, err := p.openStore(ctx, f.Store)
 	if err != nil {
 		return err

@@ -25,7 +25,10 @@ type regionFlags struct {
 }
 
 // configFlags say where the region's configuration comes from.
-type configFlags struct{ XDS, Region, Node, CacheFile string }
+type configFlags struct {
+	XDS, Region, Node, CacheFile string
+	TLS                          tlsFlags
+}
 
 func (f *configFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
@@ -34,12 +37,18 @@ func (f *configFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.Node, "node", cmd.Name()+"-0", "Id of this process, different from that of every other replica.")
 	flags.StringVar(&f.CacheFile, "cache", "",
 		"File that keeps the last good configuration, so that a restart needs no control plane; empty keeps none.")
+	f.TLS.add(cmd)
 }
 
 // subscribe keeps the configuration in holder current until ctx ends.
 func (f configFlags) subscribe(ctx context.Context, p *process, holder *config.Holder) error {
+	creds, stop, err := f.TLS.client(f.XDS)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	return config.Subscribe(ctx, config.SubscribeOptions{
-		Target: f.XDS, Node: f.Node, Region: f.Region, CacheFile: f.CacheFile, Holder: holder, Logger: p.logger,
+		Target: f.XDS, Node: f.Node, Region: f.Region, CacheFile: f.CacheFile, Holder: holder, Credentials: creds, Logger: p.logger,
 	})
 }
 
@@ -47,6 +56,7 @@ func (f *regionFlags) add(cmd *cobra.Command, listen, metrics string) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.Listen, "listen", listen, "Address for Envoy, host:port or unix:/path.")
 	f.configFlags.add(cmd)
+	f.TLS.addClients(cmd)
 	flags.DurationVar(&f.StopLimit, "stop-limit", 30*time.Second,
 		"Longest time that running work may take at a stop (a duration such as 30s).")
 	storeFlag(cmd, &f.Store)
