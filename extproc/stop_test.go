@@ -48,7 +48,7 @@ func TestRelayKeepsItsLeaseBeyondTheEndOfGRPC(t *testing.T) {
 	o.Listener, o.Relay = listenAt(t, filepath.Join(folder, "grpc")), listenAt(t, filepath.Join(folder, "relay"))
 	o.Egress, o.StopTimeout = "unix:"+filepath.Join(folder, "egress"), time.Minute
 	book := &fakeBook{}
-	o.Calibration, o.Cooldowns, o.Learner, o.Probes = &fakeCalibrator{}, book, book, &fakeProbes{}
+	o.Calibration, o.Cooldowns, o.Learner, o.Probes, o.Followings = &fakeCalibrator{}, book, book, &fakeProbes{}, &fakeFollowers{}
 	s, err := New(o)
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
