@@ -243,7 +243,7 @@ func (r recording) checkRow(t *testing.T, what string, row domain.UsageRecord) {
 			want.Tools[domain.ToolCharacter] = row.Usage.Tools[domain.ToolCharacter]
 		}
 		assert.Equal(t, want, row.Usage, what)
-	case r.want.Failed:
+	case r.want.Failed, len(r.body) == 0:
 		assert.Zero(t, row.Usage, what)
 	case r.want.InputExact:
 		assert.Equal(t, r.want.Usage.Input(), row.Usage.Input(), what)
@@ -251,11 +251,11 @@ func (r recording) checkRow(t *testing.T, what string, row domain.UsageRecord) {
 		assert.Equal(t, domain.SourceEstimate, row.Source, what)
 	}
 	switch {
-	case r.want.Failed:
+	case r.want.Failed, len(r.body) == 0:
 		assert.Equal(t, domain.OutcomeFailed, row.Outcome, what)
 	case r.want.Cancelled:
 		assert.Equal(t, domain.OutcomeCancelled, row.Outcome, what)
-	case r.want.Terminal || !r.stream:
+	case r.want.Terminal:
 		assert.Equal(t, domain.OutcomeSuccess, row.Outcome, what)
 	default:
 		assert.Equal(t, domain.OutcomeUpstreamCut, row.Outcome, what)

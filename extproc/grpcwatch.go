@@ -143,7 +143,8 @@ func (s *Server) responseHead(ws watchStream, attributes map[string]*structpb.St
 		return nil, headResponse(watchPlan{})
 	}
 	headers := headerMap(h.GetHeaders())
-	a := answer{headers: headers, ended: h.GetEndOfStream(), notes: ws.notes}
+	a := answer{headers: headers, notes: ws.notes}
+	a.ended = h.GetEndOfStream() || a.header("content-length") == "0"
 	// An unreadable status is an Envoy fault; 0 then counts as no success.
 	a.status, _ = strconv.Atoi(a.header(":status"))
 	for _, fields := range attributes {

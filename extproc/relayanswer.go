@@ -23,8 +23,11 @@ const readBytes = 16 << 10
 // make good; done says that the request has its answer.
 func (x *relayed) serve(ctx context.Context, resp *http.Response) (lost *domain.Error, done bool) {
 	a := x.answerOf(resp)
-	format, watchable := bodyFormat(a)
-	streams := watchable && format == wire.FormatSSE && a.header("content-encoding") == ""
+	if a.ended && a.status == http.StatusOK {
+		return x.empty(), false
+	}
+	_, read := readAs(x.decision.API, bodyFormat(a))
+	streams := read && bodyFormat(a) != wire.FormatJSON && a.plain()
 	x.hold(func() {
 		if x.committed && !streams {
 			lost = errNotSSE
@@ -70,6 +73,14 @@ func (x *relayed) passUnread(body io.Reader) {
 		x.w.settle(domain.OutcomeUpstreamCut)
 	}
 	panic(http.ErrAbortHandler) // resets the client's stream, as its upstream was
+}
+
+// empty is an attempt with a good status and nothing behind it.
+func (x *relayed) empty() *domain.Error {
+	candidate := x.decision.Last(x.attempts)
+	x.server.evidence.failed(candidate, wire.Failure{})
+	x.notes += note{channel: candidate.Channel, status: http.StatusOK, at: x.server.now()}.line()
+	return errEmpty
 }
 
 // copyRest passes on a body that is not watched.

@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -102,7 +103,7 @@ func (s *Server) begin(d domain.Decision, a answer) (*watch, watchPlan) {
 	if a.fromUpstream {
 		s.evidence.limits(w.slotHolder(), a.headers)
 	}
-	format, watchable := bodyFormat(a)
+	format := bodyFormat(a)
 	api, read := readAs(d.API, format)
 	if !a.relayed {
 		s.blameUnseen(d, a.attempts, a.notes)
@@ -113,20 +114,25 @@ func (s *Server) begin(d domain.Decision, a answer) (*watch, watchPlan) {
 		w.status = a.shown(d.API.Dialect(), plan.replace)
 		w.blame()
 		w.settle(domain.OutcomeFailed)
+	case a.ended && a.status == http.StatusOK && read:
+		plan.replace = errEmpty
+		w.status = a.shown(d.API.Dialect(), errEmpty)
+		s.evidence.failed(w.slotHolder(), wire.Failure{})
+		w.settle(domain.OutcomeFailed)
 	case a.ended:
 		w.praise()
 		w.settle(domain.OutcomeSuccess)
-	case !watchable || !read:
+	case !read:
 		w.praise()
 		plan.unread = true
 		s.leases.keep(leaseOf(d, w.slotHolder()))
 	default:
 		plan.body = true
 		w.watcher = wire.NewWatcher(wire.WatchOptions{
-			API: api, Format: format, RequestID: d.RequestID,
-			StripUsage: d.StripUsage && format == wire.FormatSSE && !w.compressed(),
+			API: api, Format: format, RequestID: d.RequestID, Streamed: d.Stream,
+			StripUsage: d.StripUsage && !w.compressed(),
 		})
-		if format == wire.FormatSSE {
+		if format == wire.FormatSSE || d.Stream {
 			// We may take out a chunk or add a frame: the length cannot stand.
 			plan.remove = append(plan.remove, "content-length")
 		}
@@ -137,28 +143,34 @@ func (s *Server) begin(d domain.Decision, a answer) (*watch, watchPlan) {
 
 // readAs is the operation as which an answer is read; read is false for one in
 // which nothing is of interest. A stored response that is streamed is watched for
-// its end, not for what it cost.
+// its end, not for what it cost. Where the content type says nothing, only what
+// is text can be told from the rest.
 func readAs(api domain.API, format wire.Format) (as domain.API, read bool) {
 	switch {
 	case api == domain.APIStored:
 		return domain.APIResponses, format == wire.FormatSSE
 	case api.Free(), api.IsRaw():
 		return api, false
+	case format == wire.FormatUnknown:
+		return api, api.Streams() || api == domain.APIEmbeddings || api == domain.APIRerank
 	}
 	return api, true
 }
 
-// bodyFormat tells a body that can be read from one that is only passed on.
-func bodyFormat(a answer) (format wire.Format, watchable bool) {
+// bodyFormat is the form of a body as its content type says it.
+func bodyFormat(a answer) wire.Format {
 	media, _, _ := strings.Cut(a.header("content-type"), ";")
 	switch strings.ToLower(strings.TrimSpace(media)) {
 	case "text/event-stream":
-		return wire.FormatSSE, true
+		return wire.FormatSSE
 	case "application/json":
-		return wire.FormatJSON, true
+		return wire.FormatJSON
 	}
-	return wire.FormatJSON, false
+	return wire.FormatUnknown
 }
+
+// errEmpty stands for a good status with nothing behind it.
+var errEmpty = &domain.Error{Code: domain.CodeUpstream, Message: "The provider sent an empty answer. Try again."}
 
 // replacement is the error that stands for an upstream's answer which must not
 // be shown: a refusal of our own credential or account names it, and would have
@@ -182,7 +194,7 @@ func replacement(a answer, why domain.CooldownReason) *domain.Error {
 		// A client would send its key along to wherever it leads.
 		return domain.Errorf(domain.CodeUpstream, "The provider answered with a redirect (%d), which this gateway does not follow. Try again.", a.status)
 	}
-	if _, ok := bodyFormat(a); ok && !a.ended {
+	if bodyFormat(a) != wire.FormatUnknown && !a.ended {
 		return nil
 	}
 	e := domain.Errorf(domain.CodeUpstream, "The provider answered with status %d. Try again.", a.status)
@@ -283,12 +295,15 @@ func (w *watch) abort(e *domain.Error) []byte {
 }
 
 // readable: the body is a stream of events that the watcher reads.
-func (w *watch) readable() bool { return w.watcher != nil && w.isStream() && !w.compressed() }
+func (w *watch) readable() bool { return w.isStream() && !w.compressed() }
 
 // compressed: the provider ignored accept-encoding, so the body cannot be read.
-func (w *watch) compressed() bool {
-	encoding := w.answer.header("content-encoding")
-	return encoding != "" && encoding != "identity"
+func (w *watch) compressed() bool { return !w.answer.plain() }
+
+// plain: the body is as it was written.
+func (a answer) plain() bool {
+	encoding := a.header("content-encoding")
+	return encoding == "" || strings.EqualFold(encoding, "identity")
 }
 
 // end settles a watched response, whatever ended it.
@@ -309,12 +324,16 @@ func (w *watch) end() {
 	case result.Cancelled:
 		w.praise()
 		w.settle(domain.OutcomeCancelled)
-	case result.Terminal, w.finished && !w.broken && (w.compressed() || !w.isStream()):
+	case result.Terminal, w.finished && !w.broken && (w.compressed() || result.Unread):
 		// On a cut stream that had its end marker only the closing was not waited for.
 		w.praise()
 		w.settle(domain.OutcomeSuccess)
 	case w.finished:
 		evidence.failed(channel, wire.Failure{})
+		if w.firstByte.IsZero() && !w.broken {
+			w.settle(domain.OutcomeFailed) // nothing came at all
+			return
+		}
 		w.settle(domain.OutcomeUpstreamCut)
 	case w.left:
 		if !w.served {
@@ -387,10 +406,8 @@ func (a answer) waitHeaders() []wire.Header {
 	return list
 }
 
-func (w *watch) isStream() bool {
-	format, _ := bodyFormat(w.answer)
-	return format == wire.FormatSSE
-}
+// isStream: the client can be told of an error behind what it has got.
+func (w *watch) isStream() bool { return w.watcher != nil && w.watcher.Streams() }
 
 // endWait is how long a cut stream waits for the access log's word. Envoy
 // writes it within 50 ms of the end, and a settlement may take a second.
@@ -441,7 +458,7 @@ func (w *watch) use(r *domain.UsageRecord) {
 		r.Usage, r.Source = result.Count(w.decision.PromptTokens)
 	case r.Outcome == domain.OutcomeFailed:
 		// A failed attempt's text is not output, and costs nothing.
-	case w.compressed():
+	case w.compressed(), result.Unread:
 		r.Usage = domain.Usage{InputUncached: w.decision.PromptTokens, Output: min(w.forwarded/bytesPerToken, max(w.decision.OutputCap, 1))}
 	default:
 		r.Usage, r.Source = result.Count(w.decision.PromptTokens)

@@ -114,6 +114,17 @@ func (s *stripper) hold(p []byte) {
 	s.held = append(s.held[:0], p...)
 }
 
+// release returns p behind what was held back of a body that turned out not to
+// be a stream of events.
+func (s *stripper) release(p []byte) []byte {
+	if len(s.held) == 0 {
+		return p
+	}
+	p = append(s.held, p...)
+	s.held = nil
+	return p
+}
+
 // copyOut appends a range of the stream that lies in held followed by p.
 func (s *stripper) copyOut(p []byte, r offsets) {
 	base := s.off - int64(len(p)) - int64(len(s.held))

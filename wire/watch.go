@@ -8,19 +8,13 @@ import (
 	"keyway/wire/sse"
 )
 
-// Format is how an answer's body is laid out; it follows from its content type.
-type Format uint8
-
-// The formats of an answer.
-const (
-	FormatSSE  Format = iota + 1 // text/event-stream
-	FormatJSON                   // application/json
-)
-
 // WatchOptions says what a Watcher is to watch.
 type WatchOptions struct {
-	API    domain.API
+	API domain.API
+	// Format is what the content type says; the first bytes may know better.
 	Format Format
+	// Streamed: the client asked for a stream of events, and reads nothing else.
+	Streamed bool
 	// StripUsage takes out of a chat or completions stream what the provider was
 	// asked for by us and not by the client: the usage chunk, and "usage":null in
 	// the others. Frames over 16 KiB pass as they are.
@@ -37,6 +31,8 @@ type Watcher struct {
 	scan  scanner
 	text  Estimator
 	strip stripper
+
+	layout layout
 
 	// state of the frame being read
 	prefix     [len(doneMark)]byte
@@ -104,6 +100,8 @@ type Result struct {
 	Uncounted int64
 	// FirstOutput is true once any text was generated.
 	FirstOutput bool
+	// Unread is true for a body in no form that could be read.
+	Unread bool
 }
 
 // Count returns what to settle by: the provider's usage, or else an estimate of
@@ -133,8 +131,7 @@ const (
 
 // NewWatcher makes a Watcher for one answer. An API that is not watched passes unseen.
 func NewWatcher(o WatchOptions) *Watcher {
-	w := &Watcher{opts: o}
-	w.scan.paths = pathsFor(o.API, o.Format)
+	w := &Watcher{opts: o, layout: layout{fixed: o.Format != FormatSSE && !o.Streamed}}
 	w.scan.text = &w.text
 	w.scan.closed = w.choiceEnded
 	switch {
@@ -143,9 +140,7 @@ func NewWatcher(o WatchOptions) *Watcher {
 	case o.API.MakesImages():
 		w.scan.closed = func() { w.items.listed.add(domain.ToolImageGeneration) }
 	}
-	w.scan.reset()
-	streamed := o.Format == FormatSSE && (o.API == domain.APIChat || o.API == domain.APICompletions)
-	w.strip.on = o.StripUsage && streamed
+	w.readAs(o.Format)
 	return w
 }
 
@@ -156,12 +151,19 @@ func (w *Watcher) Write(p []byte) []byte {
 	if w.scan.paths == nil || len(p) == 0 {
 		return p
 	}
+	first := 0
+	if !w.layout.told {
+		first = w.recognise(p)
+	}
 	if w.opts.Format == FormatJSON {
-		w.scan.feed(p)
+		w.scan.feed(p[first:])
 		if w.scan.done() && !w.closed {
 			w.closed = true
 			w.document()
 		}
+		return w.strip.release(p)
+	}
+	if w.opts.Format == FormatUnknown {
 		return p
 	}
 	w.split.Feed(p, events{w})
@@ -183,7 +185,16 @@ func (w *Watcher) Close() []byte { return w.Abort(errCutShort()) }
 // Abort is Close for an answer whose rest will not come, with the reason why:
 // the error frame says e. An answer that had its own end gets none.
 func (w *Watcher) Abort(e *domain.Error) []byte {
-	if w.opts.Format != FormatSSE || w.scan.paths == nil || w.closed {
+	if w.scan.paths == nil {
+		return nil
+	}
+	if !w.layout.told && w.opts.Format == FormatUnknown && w.opts.Streamed {
+		w.readAs(FormatSSE) // nothing came
+	}
+	if w.layout.alien {
+		return w.alienEnd(e)
+	}
+	if w.opts.Format != FormatSSE || w.closed {
 		return nil
 	}
 	w.closed = true
@@ -196,7 +207,7 @@ func (w *Watcher) Abort(e *domain.Error) []byte {
 		}
 	}
 	rest := slices.Clone(w.strip.pass(nil, nothingOpen))
-	if w.terminal() || inputOnly(w.opts.API) {
+	if w.terminal() || inputOnly(w.opts.API) || w.layout.fixed {
 		return rest
 	}
 	rest = append(rest, terminator...)
@@ -235,6 +246,7 @@ func (w *Watcher) Result() Result {
 	r.RawUsage = w.rawUsage()
 	r.Terminal = w.terminal()
 	r.FirstOutput = w.FirstOutput()
+	r.Unread = w.unread()
 	if r.FirstOutput {
 		family, tokens := FamilyFactor(r.ModelServed), w.text.Tokens()
 		r.OutputTokensEstimate = int64(float64(tokens) * family)
@@ -302,7 +314,9 @@ func (e events) Data(piece []byte) {
 			w.scan.text = nil // base64, not text
 		}
 	}
-	if w.prefixLen < len(w.prefix) {
+	if w.prefixLen == 0 {
+		w.prefixLen = copy(w.prefix[:], bytes.TrimLeft(piece, lineSpace))
+	} else if w.prefixLen < len(w.prefix) {
 		w.prefixLen += copy(w.prefix[w.prefixLen:], piece)
 	}
 	w.scan.feed(piece)

@@ -189,6 +189,9 @@ func (x *exchange) play(c *call, a answer, s *Script) End {
 		frames = compress(frames)
 	}
 	writes := plan(frames, s)
+	for range s.EarlyHints {
+		x.w.WriteHeader(http.StatusEarlyHints)
+	}
 	x.setHeaders(c, a, s)
 	x.setLength(a, s, totalBytes(frames))
 	now := time.Now()
@@ -210,6 +213,9 @@ func (x *exchange) play(c *call, a answer, s *Script) End {
 			at := time.Now()
 			x.entry.update(func(rec *Record) { rec.FirstByteAt = at })
 		}
+	}
+	for name, value := range s.Trailers {
+		x.w.Header().Set(http.TrailerPrefix+name, value)
 	}
 	return x.end(fin)
 }
@@ -295,7 +301,7 @@ func (x *exchange) setHeaders(c *call, a answer, s *Script) {
 		s.RetryAfter.setHeaders(h, c, time.Now())
 	}
 	for name, values := range s.Headers {
-		h.Del(name)
+		h[http.CanonicalHeaderKey(name)] = nil // or Go guesses a content type
 		for _, v := range values {
 			h.Add(name, v)
 		}

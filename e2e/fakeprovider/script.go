@@ -31,8 +31,13 @@ type Script struct {
 
 	// Status replaces the HTTP status. From 400 on, the body becomes an error
 	// in the request's dialect unless Body, Chunks or Fail say another.
-	Status  int              `json:"status,omitempty"`
+	Status int `json:"status,omitempty"`
+	// Headers replace those of the answer; an empty list takes one away.
 	Headers map[string]Lines `json:"headers,omitempty"`
+	// EarlyHints is how many answers with status 103 come first.
+	EarlyHints int `json:"early_hints,omitempty"`
+	// Trailers follow the body.
+	Trailers map[string]string `json:"trailers,omitempty"`
 	// Fail is a named failure with its status and body; see failures.
 	Fail       string      `json:"fail,omitempty"`
 	RetryAfter *RetryAfter `json:"retry_after,omitempty"`
