@@ -20,6 +20,7 @@ func TestOperations(t *testing.T) {
 	for line, want := range map[string]operation{
 		"POST /v1/chat/completions":             {api: domain.APIChat},
 		"POST /v1/messages/count_tokens?beta=1": {api: domain.APICountTokens},
+		"POST /v1/responses/compact":            {api: domain.APICompact},
 		"POST /v1/responses/input_tokens":       {api: domain.APIInputTokens},
 		"GET /v1/models":                        {api: domain.APIModels},
 		"GET /v1/models/":                       {api: domain.APIModels},
@@ -47,6 +48,7 @@ func TestOperations(t *testing.T) {
 		"POST /v1/models":                       domain.CodeMethod,
 		"POST /v1/responses/resp_1":             domain.CodeMethod,
 		"GET /v1/responses/resp_1/cancel":       domain.CodeMethod,
+		"GET /v1/responses/compact":             domain.CodeMethod,
 		"GET /v1/responses/input_tokens":        domain.CodeMethod,
 		"OPTIONS /v1/files":                     domain.CodeMethod,
 		"CONNECT /v1/files":                     domain.CodeMethod,

@@ -215,7 +215,7 @@ type storedRef struct{ field, id string }
 // when it continues nothing. An id that this identity did not make goes
 // nowhere: it may be another's, at the same provider's account.
 func (s *Server) pinned(ctx context.Context, a ask, peek *wire.Request) (string, error) {
-	if a.api != domain.APIResponses && a.api != domain.APIInputTokens {
+	if !a.api.Continues() {
 		return a.stored.Channel, nil
 	}
 	channel := ""

@@ -24,8 +24,10 @@ const (
 	APICompletions API = "completions"
 	APIResponses   API = "responses"
 	APIMessages    API = "messages"
-	APIEmbeddings  API = "embeddings"
-	APIRerank      API = "rerank"
+	// APICompact makes one item of a conversation, to be sent in its place.
+	APICompact    API = "compact"
+	APIEmbeddings API = "embeddings"
+	APIRerank     API = "rerank"
 
 	APISpeech         API = "speech"
 	APITranscriptions API = "transcriptions"
@@ -93,6 +95,10 @@ func (a API) MakesImages() bool { return a == APIImages || a == APIImageEdits }
 // Transcribes reports whether a turns sound into text.
 func (a API) Transcribes() bool { return a == APITranscriptions || a == APITranslations }
 
+// Continues reports whether a request of a may name a response or a conversation
+// that its provider keeps.
+func (a API) Continues() bool { return a == APIResponses || a == APICompact || a == APIInputTokens }
+
 // Streams reports whether an answer of a may be a stream of text events.
 func (a API) Streams() bool {
 	switch a {
@@ -121,6 +127,7 @@ var apiByPath = map[string]API{
 	"/v1/chat/completions":       APIChat,
 	"/v1/completions":            APICompletions,
 	"/v1/responses":              APIResponses,
+	"/v1/responses/compact":      APICompact,
 	"/v1/responses/input_tokens": APIInputTokens,
 	"/v1/messages":               APIMessages,
 	"/v1/messages/count_tokens":  APICountTokens,

@@ -136,12 +136,18 @@ func TestSessionsEscapeAFullChannel(t *testing.T) {
 // respond asks the model "shares" for a response, which may continue another.
 func (c *caller) respond(t *testing.T, previous string) (got received, face, id string) {
 	t.Helper()
+	return c.respondAt(t, domain.APIResponses, previous)
+}
+
+// respondAt does so by any operation that makes one.
+func (c *caller) respondAt(t *testing.T, api domain.API, previous string) (got received, face, id string) {
+	t.Helper()
 	body := `{"model":"shares","input":"Say something."`
 	if previous != "" {
 		body += fmt.Sprintf(`,"previous_response_id":%q`, previous)
 	}
 	nonce := newNonce()
-	got = c.s.send(t, sending{path: "/v1/responses", key: c.secret, nonce: nonce, body: []byte(body + "}")})
+	got = c.s.send(t, sending{path: api.Path(), key: c.secret, nonce: nonce, body: []byte(body + "}")})
 	if got.StatusCode != http.StatusOK {
 		return got, "", ""
 	}
@@ -169,7 +175,16 @@ func TestStoredResponsesKeepTheirChannel(t *testing.T) {
 		id = nextID
 	}
 
-	got, _, _ := s.caller(t, "partner", "--policy", "wide").respond(t, id)
+	for range 4 {
+		got, next, nextID := c.respondAt(t, domain.APICompact, id)
+		require.Equal(t, face, next, "%s", got.body)
+		require.JSONEq(t, `"response.compaction"`, string(jsonAt(t, got.body, "object")))
+		id = nextID
+	}
+
+	got, _, _ := s.caller(t, "partner", "--policy", "wide").respondAt(t, domain.APICompact, id)
+	requireRefusal(t, refusal{status: http.StatusNotFound, kind: "invalid_request_error", hopeless: true, dialect: domain.DialectOpenAI}, got)
+	got, _, _ = s.caller(t, "partner", "--policy", "wide").respond(t, id)
 	requireRefusal(t, refusal{status: http.StatusNotFound, kind: "invalid_request_error", hopeless: true, dialect: domain.DialectOpenAI}, got)
 	assert.Contains(t, string(got.body), "was made by another account")
 	got, _, _ = c.respond(t, "resp_nobody")

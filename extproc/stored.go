@@ -21,7 +21,7 @@ const rememberTimeout = 250 * time.Millisecond
 // take it now, the settlement brings it. Of one that is made in the background it
 // is noted as well who follows it.
 func (w *watch) remember() {
-	if w.remembered || w.decision.API != domain.APIResponses {
+	if w.remembered || w.decision.API.Free() || !w.decision.API.Continues() {
 		return
 	}
 	id := w.watcher.UpstreamID()

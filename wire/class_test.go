@@ -69,6 +69,8 @@ func TestHiddenPrompt(t *testing.T) {
 		{domain.APIResponses, `"input":"hi","previous_response_id":"resp_1"`, true},
 		{domain.APIResponses, `"input":"hi","previous_response_id":null,"conversation":null`, false},
 		{domain.APIResponses, `"input":"hi","conversation":"conv_1"`, true},
+		{domain.APICompact, `"previous_response_id":"resp_1"`, true},
+		{domain.APICompact, `"input":[{"role":"user","content":"hi"}],"previous_response_id":null`, false},
 		{domain.APIResponses, `"prompt":{"id":"pmpt_1"},"input":"hi"`, true},
 		{domain.APICompletions, `"prompt":[1,2,3]`, false},
 		{domain.APICompletions, `"prompt":""`, false},

@@ -142,6 +142,8 @@ func pathsFor(api domain.API, format Format) *pathTable {
 			return responsesEventPaths
 		}
 		return responsesPaths
+	case domain.APICompact:
+		return compactPaths
 	case domain.APIMessages:
 		if format == FormatSSE {
 			return messagesEventPaths
@@ -236,6 +238,16 @@ var responsesPaths = newPathTable(errorPaths, []path{
 	{"output[].name", noSlot, isText},
 	{"output[].arguments", noSlot, isText},
 	{"output[].input", noSlot, isText},
+})
+
+// compactPaths are those of a compacted conversation: the client's own messages,
+// which are no output, and one item that was made of the others.
+var compactPaths = newPathTable(errorPaths, []path{
+	{"id", slotID, keepRaw},
+	{"model", slotModel, keepRaw},
+	{"service_tier", slotTier, keepRaw},
+	{"usage", slotUsage, keepRaw},
+	{"output[].encrypted_content", noSlot, isText},
 })
 
 var responsesEventPaths = newPathTable(errorPaths, []path{

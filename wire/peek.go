@@ -166,7 +166,7 @@ func (p *peeker) finish() {
 		q.Class = domain.ContentMedia
 	}
 	switch p.api {
-	case domain.APIChat, domain.APIMessages, domain.APIResponses:
+	case domain.APIChat, domain.APIMessages, domain.APIResponses, domain.APICompact:
 		// What these are asked is text; token ids are not among their inputs.
 		q.HiddenPrompt = !p.text || p.stored || q.PreviousResponseID != "" || q.HasConversation
 	case domain.APIRerank:

@@ -61,6 +61,8 @@ func render(c *call, s *Script) answer {
 		frames = r.completions()
 	case opResponses:
 		frames = r.responses()
+	case opCompact:
+		frames = r.compaction()
 	case opMessages:
 		frames = r.messages()
 	case opEmbeddings:
@@ -157,7 +159,7 @@ func newRendering(c *call, s *Script) *rendering {
 
 func (r *rendering) streams() bool {
 	switch r.c.op {
-	case opEmbeddings, opCountTokens, opInputTokens, opRerank:
+	case opEmbeddings, opCountTokens, opInputTokens, opCompact, opRerank:
 		return false
 	}
 	return r.c.stream
@@ -197,7 +199,7 @@ func (r *rendering) partial(done int) Usage {
 func usageJSON(op operation, u Usage) string {
 	n := func(v int64) string { return strconv.FormatInt(v, 10) }
 	switch op {
-	case opResponses:
+	case opResponses, opCompact:
 		return `{"input_tokens":` + n(u.input()) +
 			`,"input_tokens_details":{"cached_tokens":` + n(u.CacheRead) + `,"cache_write_tokens":` + n(u.CacheWrite) +
 			writesByTTL(u) + `},"output_tokens":` + n(u.Output) +

@@ -19,6 +19,7 @@ const (
 	opEmbeddings  operation = "embeddings"
 	opCountTokens operation = "count_tokens"
 	opInputTokens operation = "input_tokens"
+	opCompact     operation = "compact"
 	opRerank      operation = "rerank"
 
 	opSpeech         operation = "speech"
@@ -42,6 +43,7 @@ var operationSuffixes = []struct {
 	{"/completions", opCompletions},
 	{"/responses", opResponses},
 	{"/responses/input_tokens", opInputTokens},
+	{"/responses/compact", opCompact},
 	{"/rerank", opRerank},
 	{"/audio/speech", opSpeech},
 	{"/audio/transcriptions", opTranscriptions},
@@ -199,7 +201,7 @@ func (c *call) readPrompt(b *requestBody) {
 	case opImages, opImageEdits:
 		turns = []turn{{Role: "user", Content: b.Prompt}}
 	}
-	if (c.op == opResponses || c.op == opInputTokens) && json.Unmarshal(b.Input, &turns) != nil {
+	if (c.op == opResponses || c.op == opCompact || c.op == opInputTokens) && json.Unmarshal(b.Input, &turns) != nil {
 		turns = []turn{{Role: "user", Content: b.Input}}
 	}
 	if c.op == opCompletions {

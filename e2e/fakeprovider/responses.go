@@ -1,6 +1,7 @@
 package fakeprovider
 
 import (
+	"encoding/base64"
 	"fmt"
 	"strconv"
 	"strings"
@@ -82,6 +83,19 @@ func (st *responseStream) toolItem() {
 	}
 	st.add("response.function_call_arguments.done", at+`,"name":`+quote(r.tool)+`,"arguments":`+quote(strings.Join(toolArguments(), "")))
 	st.add("response.output_item.done", `"output_index":0,"item":`+r.toolItemJSON("completed"))
+}
+
+// compaction renders a compacted conversation: the user's message, and one item
+// that stands for all others.
+func (r *rendering) compaction() [][]byte {
+	usage := ""
+	if r.s.UsageForm != UsageNone {
+		usage = `,"usage":` + r.report(r.usage)
+	}
+	return [][]byte{[]byte(`{"id":"` + r.c.responseID() + `","object":"response.compaction","created_at":1764547200,"output":[` +
+		`{"id":"` + r.itemID() + `","type":"message","status":"completed","role":"user","content":[{"type":"input_text","text":` + quote(r.c.lastUser) + `}]},` +
+		fmt.Sprintf(`{"id":"cmp_fake_%d","type":"compaction","encrypted_content":%s}]`, r.c.seq, quote(base64.StdEncoding.EncodeToString([]byte(r.text())))) +
+		usage + `}`)}
 }
 
 func (r *rendering) textPart() string {

@@ -76,6 +76,8 @@ func (r *run) call(ctx context.Context, hc *http.Client) error {
 		return r.stored(ctx, openAI)
 	case sdkcase.InputTokens:
 		return r.inputTokens(ctx, openAI)
+	case sdkcase.Compact:
+		return r.compact(ctx, openAI)
 	case sdkcase.Speech:
 		return r.speech(ctx, openAI)
 	case sdkcase.Transcriptions:

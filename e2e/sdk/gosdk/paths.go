@@ -94,6 +94,27 @@ func (r *run) inputTokens(ctx context.Context, client openai.Client) error {
 	return nil
 }
 
+func (r *run) compact(ctx context.Context, client openai.Client) error {
+	input := openai.String(r.Prompt)
+	made, err := client.Responses.New(ctx, responses.ResponseNewParams{Model: r.Model, Input: responses.ResponseNewParamsInputUnion{OfString: input}})
+	if err != nil {
+		return err
+	}
+	done, err := client.Responses.Compact(ctx, responses.ResponseCompactParams{
+		Model: responses.ResponseCompactParamsModel(r.Model), PreviousResponseID: openai.String(made.ID), Input: responses.ResponseCompactParamsInputUnion{OfString: input},
+	})
+	if err != nil {
+		return err
+	}
+	var types []string
+	for _, item := range done.Output {
+		types = append(types, item.Type)
+		r.result.Text = item.EncryptedContent
+	}
+	r.result.FinishReason, r.result.Usage = strings.Join(types, ","), usageJSON(done.Usage.RawJSON())
+	return nil
+}
+
 func (r *run) speech(ctx context.Context, client openai.Client) error {
 	done, err := client.Audio.Speech.New(ctx, openai.AudioSpeechNewParams{
 		Model: r.Model, Input: r.Prompt, Voice: openai.AudioSpeechNewParamsVoiceUnion{OfString: openai.String("alloy")},

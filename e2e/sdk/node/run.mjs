@@ -266,6 +266,15 @@ class Run {
     this.result.usage = await client.responses.inputTokens.count({ model: this.model, input: this.case.prompt ?? '' });
   }
 
+  async compact(client) {
+    const input = this.case.prompt ?? '';
+    const made = await client.responses.create({ model: this.model, input });
+    const done = await client.responses.compact({ model: this.model, previous_response_id: made.id, input });
+    this.result.text = done.output.at(-1).encrypted_content;
+    this.result.finish_reason = done.output.map((item) => item.type).join(',');
+    this.result.usage = done.usage;
+  }
+
   async speech(client) {
     const done = await client.audio.speech.create({ model: this.model, voice: 'alloy', input: this.case.prompt ?? '' });
     this.result.text = createHash('sha256').update(Buffer.from(await done.arrayBuffer())).digest('hex');

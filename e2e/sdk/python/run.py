@@ -262,6 +262,14 @@ class Run:
         done = client.responses.input_tokens.count(model=self.model, input=self.case.get("prompt", ""))
         self.result["usage"] = dump(done)
 
+    def compact(self, client):
+        given = self.case.get("prompt", "")
+        made = client.responses.create(model=self.model, input=given)
+        done = client.responses.compact(model=self.model, previous_response_id=made.id, input=given)
+        self.result["text"] = done.output[-1].encrypted_content
+        self.result["finish_reason"] = ",".join(item.type for item in done.output)
+        self.result["usage"] = dump(done.usage)
+
     def speech(self, client):
         done = client.audio.speech.create(model=self.model, voice="alloy", input=self.case.get("prompt", ""))
         self.result["text"] = hashlib.sha256(done.read()).hexdigest()

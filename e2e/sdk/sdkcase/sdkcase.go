@@ -24,6 +24,9 @@ const (
 	CountTokens API = "count_tokens"
 	Embeddings  API = "embeddings"
 	InputTokens API = "input_tokens"
+	// Compact makes a response and compacts what came of it; Text is what stands
+	// for the conversation then, FinishReason the types of all items with commas between.
+	Compact API = "compact"
 	// Models and AnthropicModels list all models, the latter two a page; the
 	// result's Text is their names with commas between. Then they get the case's own.
 	Models          API = "models"
