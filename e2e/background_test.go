@@ -30,6 +30,7 @@ func TestBackgroundResponses(t *testing.T) {
 	}{
 		{"completed", "later", `{"pending_polls":1}`, "", domain.OutcomeSuccess, domain.SourceUpstream, 8},
 		{"completed over native egress", "native", `{"pending_ms":200}`, "", domain.OutcomeSuccess, domain.SourceUpstream, 8},
+		{"completed after questions that failed", "later", `{"fail_polls":2,"retry_after":{"seconds":0.2,"form":"ms"}}`, "", domain.OutcomeSuccess, domain.SourceUpstream, 8},
 		{"incomplete", "later", `{"terminal":"incomplete"}`, "", domain.OutcomeSuccess, domain.SourceUpstream, 8},
 		{"failed", "later", `{"terminal":"failed","usage_form":"none"}`, "", domain.OutcomeFailed, domain.SourceEstimate, 0},
 		{"read by the client", "later", `{"pending_ms":100}`, "GET ", domain.OutcomeSuccess, domain.SourceUpstream, 8},
@@ -53,6 +54,9 @@ func TestBackgroundResponses(t *testing.T) {
 				rows = 2
 			}
 			row := s.rowOf(t, got.Header.Get("X-Request-Id"))
+			if known := s.cooldown(t, "later", "later"); known != nil {
+				assert.NotEqual(t, domain.ReasonRate, known.Reason, "questions are no evidence")
+			}
 			assert.Equal(t, tc.outcome, row.Outcome)
 			assert.Equal(t, tc.source, row.Source)
 			assert.Equal(t, tc.output, row.Usage.Output)
@@ -67,29 +71,33 @@ func TestBackgroundResponses(t *testing.T) {
 	}
 }
 
-// A client that leaves a stream does not end what is made in the background.
+// A client that leaves a stream does not end what is made in the background, and
+// one that comes back to the stream is not charged again.
 func TestBackgroundStreamsGoOn(t *testing.T) {
 	t.Parallel()
 	s := sharedStack(t)
 	c := s.caller(t, newNonce(), "--policy", "metered")
-	ctx, leave := withCancel(t)
-	body := inBackground("later", `{"delay_between_ms":50,"count":60,"pending_ms":100}`, `"stream":true`)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.ready.BaseURL+"/v1/responses", strings.NewReader(string(body)))
+	l, err := c.open(t.Context(), ask{
+		api: domain.APIResponses, model: "later", stream: true, background: true,
+		script: `{"delay_between_ms":20,"count":60,"pending_ms":100}`,
+	})
 	require.NoError(t, err)
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Authorization", "Bearer "+c.secret)
-	resp, err := client.Do(req)
+	begun, err := l.event()
 	require.NoError(t, err)
-	_, err = resp.Body.Read(make([]byte, 100))
-	require.NoError(t, err)
-	leave()
-	require.NoError(t, resp.Body.Close())
-	row := s.rowOf(t, resp.Header.Get("X-Request-Id"))
+	l.quit()
+	_, data, _ := strings.Cut(begun, "data: ")
+	id := strings.Trim(string(jsonAt(t, []byte(data), "response", "id")), `"`)
+	resumed := s.send(t, sending{method: http.MethodGet, path: "/v1/responses/" + id + "?stream=true&starting_after=3", key: c.secret})
+	require.Equal(t, http.StatusOK, resumed.StatusCode, "%s", resumed.body)
+	assert.NotContains(t, string(resumed.body), `"sequence_number":3,`)
+	assert.Contains(t, string(resumed.body), "event: response.completed")
+	row := s.rowOf(t, l.Header.Get("X-Request-Id"))
 	assert.Equal(t, domain.OutcomeSuccess, row.Outcome)
 	assert.Equal(t, domain.SourceUpstream, row.Source)
 	assert.Equal(t, int64(60), row.Usage.Output)
+	assert.Zero(t, s.rowOf(t, resumed.Header.Get("X-Request-Id")).CostMicros)
 	c.requireIdle(t)
-	c.requireBalanced(t, s.records(t, c.keyID, 1))
+	c.requireBalanced(t, s.records(t, c.keyID, 2))
 }
 
 func TestBackgroundIsRefusedWhereTheModelSaysNothing(t *testing.T) {

@@ -256,6 +256,8 @@ func TestBackgroundResponses(t *testing.T) {
 	assert.Equal(t, "cancelled", decode(t, string(post(t, url+"/"+id+"/cancel", ``).body))["status"])
 	assert.Equal(t, "cancelled", asked(id))
 	assert.Equal(t, http.StatusNotFound, asked(made(`{"forgets":true}`)))
+	id = made(`{"fail_polls":1}`)
+	assert.Equal(t, []any{http.StatusTooManyRequests, "completed"}, []any{asked(id), asked(id)})
 }
 
 func TestMessages(t *testing.T) {

@@ -87,6 +87,8 @@ type Script struct {
 	// PendingMs for how long they do; it ends when both are over.
 	PendingPolls int `json:"pending_polls,omitempty"`
 	PendingMs    int `json:"pending_ms,omitempty"`
+	// FailPolls is how many GETs before those are answered with 429, and with RetryAfter.
+	FailPolls int `json:"fail_polls,omitempty"`
 	// Forgets does not store the response: its id is unknown at once.
 	Forgets bool `json:"forgets,omitempty"`
 	// EchoBody answers with x-fake-body-sha256, the digest of what was received.

@@ -21,6 +21,7 @@ type kept struct {
 
 // pending is a response that is made in the background.
 type pending struct {
+	fails     int
 	polls     int
 	ends      time.Time
 	cancelled bool
@@ -55,7 +56,7 @@ func (f *Face) keep(c *call, s Script) {
 	}
 	k := kept{call: *c, script: s}
 	if c.background {
-		k.pending = &pending{polls: s.PendingPolls, ends: time.Now().Add(time.Duration(s.PendingMs) * time.Millisecond)}
+		k.pending = &pending{fails: s.FailPolls, polls: s.PendingPolls, ends: time.Now().Add(time.Duration(s.PendingMs) * time.Millisecond)}
 	}
 	f.kept[c.responseID()] = k
 	f.keptIDs = append(f.keptIDs, c.responseID())
@@ -73,6 +74,18 @@ func (f *Face) recall(id, act string) (k kept, status string, ok bool) {
 	return k, k.pending.standing(act), ok
 }
 
+// failPoll reports whether a question of id fails, and the script that says so.
+func (f *Face) failPoll(id, act string) (s Script, fails bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	k := f.kept[id]
+	if act != "" || k.pending == nil || k.pending.fails == 0 {
+		return s, false
+	}
+	k.pending.fails--
+	return k.script, true
+}
+
 func (f *Face) forget(id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -84,6 +97,9 @@ func (f *Face) forget(id string) {
 func (x *exchange) playStored(c *call, raw []byte) End {
 	_, rest, _ := strings.Cut(x.r.URL.Path, "/responses/")
 	id, action, _ := strings.Cut(rest, "/")
+	if s, fails := x.face.failPoll(id, action); fails {
+		return x.play(c, failures["rate_limit_exceeded"].answer(c), &Script{RetryAfter: s.RetryAfter})
+	}
 	k, status, ok := x.face.recall(id, action)
 	if !ok {
 		return x.play(c, failures["model_not_found"].withMessage("Response with id '"+id+"' not found.").answer(c), &Script{})
