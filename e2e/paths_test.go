@@ -286,6 +286,7 @@ func TestCase082(t *testing.T) {
 	}{
 		{"images, the model last", "/v1/images/edits", domain.APIImageEdits, []formPart{{"image[]", "a.png", big}, {"image[]", "b.png", "\x89PNG"}, script, model}},
 		{"images, the model first", "/v1/images/edits", domain.APIImageEdits, []formPart{model, {"image", "a.png", "\x89PNG"}, script}},
+		{"images of 31 MiB, the model last", "/v1/images/edits", domain.APIImageEdits, []formPart{{"image", "a.png", strings.Repeat("\x89PNG\r\n", 31<<20/6)}, script, model}},
 		{"a transcription, the model last", "/v1/audio/transcriptions", domain.APITranscriptions, []formPart{{"file", "a.mp3", big}, script, model}},
 		{"a translation, the model in the middle", "/v1/audio/translations", domain.APITranslations, []formPart{script, model, {"file", "a.mp3", "ID3"}}},
 	} {

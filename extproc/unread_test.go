@@ -3,6 +3,7 @@ package extproc
 import (
 	"log/slog"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -168,4 +169,44 @@ func TestToldLeasesAreRenewedOnceEachTime(t *testing.T) {
 	require.Equal(t, 1, l.bound(), "an attempt of ours, or its watch, takes it over")
 	require.Empty(t, l.takeDue(time.Now().Add(time.Hour))[1:])
 	require.Equal(t, 1, l.len())
+}
+
+// Sound in events has no text to count: without a usage it costs what plain sound does.
+func TestSoundInEventsIsCounted(t *testing.T) {
+	t.Parallel()
+	const (
+		sound = `data: {"type":"speech.audio.delta","audio":"` + "QUJD"
+		done  = `data: {"type":"speech.audio.done"}` + "\n\n"
+	)
+	event := sound + strings.Repeat("QUJD", 10_000) + `"}` + "\n\n"
+	for _, tc := range []struct {
+		name, body string
+		outcome    domain.Outcome
+		tokens     int64
+	}{
+		{"whole", event + done, domain.OutcomeSuccess, 1400},
+		{"left", event, domain.OutcomeCancelled, 60},
+		{"with a usage", event + strings.Replace(done, `}`, `,"usage":{"input_tokens":9,"output_tokens":77}}`, 1), domain.OutcomeSuccess, 77},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			s, store := newServer(t)
+			w, plan := s.begin(spoken(), answer{
+				status: http.StatusOK, fromUpstream: true, attempts: 1, headers: map[string][]string{"content-type": {"text/event-stream"}},
+			})
+			require.True(t, plan.body)
+			w.chunk([]byte(tc.body))
+			if tc.outcome == domain.OutcomeSuccess {
+				w.finish()
+			} else {
+				w.left = true
+			}
+			w.end()
+			r := store.get(t, "req-1").Record
+			assert.Equal(t, tc.outcome, r.Outcome)
+			assert.Equal(t, tc.tokens, r.Usage.OutputAudio)
+			assert.Equal(t, tc.tokens, r.Usage.Output)
+			assert.Equal(t, int64(1000), r.Usage.Tools[domain.ToolCharacter])
+		})
+	}
 }

@@ -319,6 +319,9 @@ func (w *watch) use(r *domain.UsageRecord) {
 		// A failed attempt's text is not output, and costs nothing.
 	case w.compressed(), result.Unread:
 		r.Usage = domain.Usage{InputUncached: w.decision.PromptTokens, Output: min(w.forwarded/bytesPerToken, max(w.decision.OutputCap, 1))}
+	case w.decision.API == domain.APISpeech:
+		// Sound has no text that could be counted. In events it is written as base64.
+		r.Usage = unread(w.decision, r.Outcome, w.forwarded*3/4)
 	default:
 		r.Usage, r.Source = result.Count(w.decision.PromptTokens)
 	}
