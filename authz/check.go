@@ -71,12 +71,8 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	if err != nil {
 		return Admitted{}, err
 	}
-	if err := checkHeaders(r.Headers); err != nil {
+	if err := checkForm(r, snap.MaxRequestBytes); err != nil {
 		return Admitted{}, err
-	}
-	if int64(len(r.Body)) > snap.MaxRequestBytes {
-		// What is here may be the beginning only: nothing in it counts.
-		return Admitted{}, errTooLarge
 	}
 	if op.api == domain.APIModels {
 		answer, err := op.models(snap, key, r)
@@ -103,16 +99,9 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	}
 	z := sizing{snap, key, peek, way.models(), r.Body}
 	d, terms := s.decide(z)
-	d.RequestID, d.API, d.BodyLen, d.Route = r.ID, op.api, int64(len(r.Body)), way.standings
+	d.RequestID, d.API, d.BodyLen = r.ID, op.api, int64(len(r.Body))
 	d.Path, d.Background = op.target(r), peek.Background
-	if peek.Model != d.Model {
-		d.Asked = peek.Model
-	}
-	for _, p := range way.picks {
-		d.Candidates = append(d.Candidates, candidate(&d, p, candidateTerms{z, terms.inject}))
-		d.FirstByteLimit = max(d.FirstByteLimit, p.channel.Provider.FirstByteLimit)
-		d.StripUsage = d.StripUsage || (p.channel.InjectUsage && peek.LacksUsage())
-	}
+	way.into(&d, candidateTerms{z, terms.inject})
 	admission, err := s.reserveFirst(ctx, &d, terms)
 	switch {
 	case errors.Is(err, errOnTrial):
@@ -129,8 +118,9 @@ func (s *Server) check(ctx context.Context, r Request) (Admitted, error) {
 	return Admitted{Decision: d, Headers: headers, Relay: relay}, nil
 }
 
-// checkHeaders refuses what could not be passed on as it is meant.
-func checkHeaders(h map[string]string) error {
+// checkForm refuses what could not be passed on as it is meant.
+func checkForm(r Request, maxBytes int64) error {
+	h := r.Headers
 	if enc := h["content-encoding"]; enc != "" && !strings.EqualFold(enc, "identity") {
 		return &domain.Error{
 			Code: domain.CodeUnsupportedBody, NoRetry: true,
@@ -142,6 +132,10 @@ func checkHeaders(h map[string]string) error {
 			Code: domain.CodeInvalidRequest, NoRetry: true, Param: "anthropic-version",
 			Message: "The header anthropic-version was sent twice; send exactly one value.",
 		}
+	}
+	if int64(len(r.Body)) > maxBytes {
+		// What is here may be the beginning only: nothing in it counts.
+		return errTooLarge
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"keyway/domain"
+	"keyway/telemetry"
 )
 
 // admittedLabel is the value of the label code for a request that was admitted.
@@ -43,67 +44,41 @@ type metrics struct {
 }
 
 func newMetrics(r prometheus.Registerer, journal journalSize) *metrics {
+	f := telemetry.NewFactory(r)
 	m := &metrics{
-		checks: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "keyway_authz_checks_total",
-			Help: "Requests checked, by code: admitted, or why a request was refused.",
-		}, []string{"code"}),
-		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
+		checks: f.Counters("keyway_authz_checks_total",
+			"Requests checked, by code: admitted, or why a request was refused.", "code"),
+		duration: f.NewHistogram(prometheus.HistogramOpts{
 			Name:    "keyway_authz_check_duration_seconds",
 			Help:    "Time that admission added to a request, in seconds.",
 			Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1},
 		}),
-		refundsDropped: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "keyway_authz_refunds_dropped_total",
-			Help: "Uncertain reservations left to the sweeper because too many waited for the store.",
-		}),
-		outageAdmissions: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "keyway_authz_outage_admissions_total",
-			Help: "Requests admitted while the store was away, by what their policies allow then: open_window, optimistic.",
-		}, []string{"mode"}),
-		replayed: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "keyway_authz_admissions_replayed_total",
-			Help: "Optimistic admissions that were charged once the store was back.",
-		}),
-		refused: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "keyway_authz_journal_refused_total",
-			Help: "Optimistic admissions that the store refused for good and that were set aside; what their requests used is still charged at their ends.",
-		}),
-		leasedAdmissions: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "keyway_authz_leased_admissions_total",
-			Help: "Requests admitted on leased rates alone, without a call to the store.",
-		}),
-		notesDropped: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "keyway_authz_notes_dropped_total",
-			Help: "Requests on leased rates whose reservation was not written because too many waited for the store: the sweeper cannot find them.",
-		}),
-		budgetsUnknown: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "keyway_authz_budgets_unknown_total",
-			Help: "Requests refused because the store is new or has lost writes, and no worker has rebuilt its budgets from the ledger yet.",
-		}),
+		refundsDropped: f.Counter("keyway_authz_refunds_dropped_total",
+			"Uncertain reservations left to the sweeper because too many waited for the store."),
+		outageAdmissions: f.Counters("keyway_authz_outage_admissions_total",
+			"Requests admitted while the store was away, by what their policies allow then: open_window, optimistic.", "mode"),
+		replayed: f.Counter("keyway_authz_admissions_replayed_total",
+			"Optimistic admissions that were charged once the store was back."),
+		refused: f.Counter("keyway_authz_journal_refused_total",
+			"Optimistic admissions that the store refused for good and that were set aside; what their requests used is still charged at their ends."),
+		leasedAdmissions: f.Counter("keyway_authz_leased_admissions_total",
+			"Requests admitted on leased rates alone, without a call to the store."),
+		notesDropped: f.Counter("keyway_authz_notes_dropped_total",
+			"Requests on leased rates whose reservation was not written because too many waited for the store: the sweeper cannot find them."),
+		budgetsUnknown: f.Counter("keyway_authz_budgets_unknown_total",
+			"Requests refused because the store is new or has lost writes, and no worker has rebuilt its budgets from the ledger yet."),
 	}
-	m.channelState = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "keyway_authz_channel_state",
-		Help: "What may be sent to a channel, by the worst of its classes: 0 anything, 1 a trial, 2 nothing while it cools, 3 nothing until it is changed or reset.",
-	}, []string{"channel"})
-	m.channelsOut = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "keyway_authz_channels_out",
-		Help: "Channels that are out until an operator acts: the account is out of money, or its credential is refused.",
-	})
-	r.MustRegister(m.checks, m.duration, m.refundsDropped, m.outageAdmissions, m.replayed, m.refused, m.budgetsUnknown, m.leasedAdmissions, m.notesDropped, m.channelState, m.channelsOut)
+	m.channelState = f.Gauges("keyway_authz_channel_state",
+		"What may be sent to a channel, by the worst of its classes: 0 anything, 1 a trial, 2 nothing while it cools, 3 nothing until it is changed or reset.", "channel")
+	m.channelsOut = f.Gauge("keyway_authz_channels_out",
+		"Channels that are out until an operator acts: the account is out of money, or its credential is refused.")
 	for _, mode := range []string{modeOpenWindow, modeOptimistic} {
 		m.outageAdmissions.WithLabelValues(mode)
 	}
-	r.MustRegister(
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "keyway_authz_journal_entries",
-			Help: "Optimistic admissions that wait in the journal for the store.",
-		}, func() float64 { n, _ := journal(); return float64(n) }),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "keyway_authz_journal_bytes",
-			Help: "Length of the journal's file; it is emptied when every admission in it has landed.",
-		}, func() float64 { _, size := journal(); return float64(size) }),
-	)
+	f.GaugeFunc("keyway_authz_journal_entries",
+		"Optimistic admissions that wait in the journal for the store.", func() float64 { n, _ := journal(); return float64(n) })
+	f.GaugeFunc("keyway_authz_journal_bytes",
+		"Length of the journal's file; it is emptied when every admission in it has landed.", func() float64 { _, size := journal(); return float64(size) })
 	return m
 }
 

@@ -189,6 +189,19 @@ type candidateTerms struct {
 	inject int64
 }
 
+// into writes into d whom the request may go to, in order, and what follows from that.
+func (w route) into(d *domain.Decision, t candidateTerms) {
+	d.Route = w.standings
+	if t.peek.Model != d.Model {
+		d.Asked = t.peek.Model
+	}
+	for _, p := range w.picks {
+		d.Candidates = append(d.Candidates, candidate(d, p, t))
+		d.FirstByteLimit = max(d.FirstByteLimit, p.channel.Provider.FirstByteLimit)
+		d.StripUsage = d.StripUsage || (p.channel.InjectUsage && t.peek.LacksUsage())
+	}
+}
+
 // candidate is what is particular to one channel and to the model it serves.
 func candidate(d *domain.Decision, p pick, t candidateTerms) domain.Candidate {
 	upstream := p.channel.Models[p.model.Name]

@@ -84,18 +84,24 @@ func (f tlsFlags) open() (certprovider.Provider, error) {
 	return provider, nil
 }
 
+// providerFor follows the files for connections at address; nil where they are
+// plain text, as on every Unix socket.
+func (f tlsFlags) providerFor(address string) (certprovider.Provider, error) {
+	given, err := f.given()
+	if err != nil || !given || strings.HasPrefix(address, unixPrefix) {
+		return nil, err
+	}
+	return f.open()
+}
+
 // noTLS ends what was not begun.
 func noTLS() {}
 
-// server makes what a listener at address asks of its clients; nil is plain text,
-// as on every Unix socket. stop ends the following of the files.
+// server makes what a listener at address asks of its clients; nil is plain text.
+// stop ends the following of the files.
 func (f tlsFlags) server(address string) (creds credentials.TransportCredentials, stop func(), err error) {
-	given, err := f.given()
-	if err != nil || !given || strings.HasPrefix(address, unixPrefix) {
-		return nil, noTLS, err
-	}
-	provider, err := f.open()
-	if err != nil {
+	provider, err := f.providerFor(address)
+	if provider == nil {
 		return nil, noTLS, err
 	}
 	creds, err = advancedtls.NewServerCreds(&advancedtls.Options{
@@ -128,12 +134,8 @@ func (f tlsFlags) knows(of *advancedtls.HandshakeVerificationInfo) (*advancedtls
 // client makes what calls of address say of this process and ask of the other; nil
 // is plain text.
 func (f tlsFlags) client(address string) (creds credentials.TransportCredentials, stop func(), err error) {
-	given, err := f.given()
-	if err != nil || !given || strings.HasPrefix(address, unixPrefix) {
-		return nil, noTLS, err
-	}
-	provider, err := f.open()
-	if err != nil {
+	provider, err := f.providerFor(address)
+	if provider == nil {
 		return nil, noTLS, err
 	}
 	creds, err = advancedtls.NewClientCreds(&advancedtls.Options{
