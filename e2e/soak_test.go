@@ -94,7 +94,7 @@ func TestCase097Soak(t *testing.T) {
 
 	for name, now := range s.series(t) {
 		maps.DeleteFunc(now, func(one string, _ bool) bool { return series[name][one] })
-		assert.LessOrEqual(t, len(now), 10, "new series of %s: %q", name, slices.Collect(maps.Keys(now))) // a seldom answer makes its own
+		assert.LessOrEqual(t, len(now), 50, "new series of %s: %q", name, slices.Collect(maps.Keys(now))) // a seldom answer makes its own, a name of the clients would make hundreds
 	}
 	// What is closed takes a moment to be gone.
 	within := func(after footprint, was footprint) bool {
