@@ -36,7 +36,7 @@ const (
 // slowRound measures slow streams on one way once.
 func (r *region) slowRound(b *testing.B, t target) (f figures, err error) {
 	b.Helper()
-	time.Sleep(booksFor)
+	time.Sleep(warmFor) // what went before has ended, but for its last settlements
 	before, err := r.cpu()
 	require.NoError(b, err)
 	s, err := stream(t, slowStreams, slowOver)
