@@ -37,6 +37,8 @@ SILENCE  ?= 120s
 SOAK     ?= 10m
 STREAMS  ?= 4000
 FOR      ?= 60s
+WAYS     ?= .
+STREAMS_REPORT ?= docs/benchmarks-streams.md
 
 .PHONY: help up build parts test unit fuzz fuzz-splitter fuzz-peek fuzz-usage fuzz-judge fuzz-parts compile-e2e e2e native chaos drills soak bench bench-store bench-streams corpus lint fmt generate check ci
 
@@ -105,9 +107,9 @@ soak: parts ## Send a mixed load for SOAK (10m; slopes are judged from 5m); no p
 bench: parts ## Measure against bare Envoy; figures go to docs/benchmarks.md.
 	$(TEST_ENV) $(GO) test -run '^$$' -bench '^BenchmarkGateway$$' -benchtime 1x -count=1 -timeout 60m ./e2e/bench
 
-bench-streams: parts ## Hold STREAMS (4000) streams for FOR (60s); figures go to docs/benchmarks-streams.md.
-	ulimit -n $$(ulimit -Hn); $(TEST_ENV) $(GO) test -run '^$$' -bench '^BenchmarkStreams$$' -benchtime 1x -count=1 -timeout 90m \
-	  ./e2e/bench -streams $(STREAMS) -for $(FOR)
+bench-streams: parts ## Hold STREAMS (4000) streams for FOR (60s) in each of WAYS (all); figures go to STREAMS_REPORT.
+	ulimit -n $$(ulimit -Hn); $(TEST_ENV) $(GO) test -run '^$$' -bench '^BenchmarkStreams$$/($(WAYS))' -benchtime 1x -count=1 -timeout 90m \
+	  ./e2e/bench -streams $(STREAMS) -for $(FOR) -report-streams $(abspath $(STREAMS_REPORT))
 
 bench-store: parts ## Measure the store alone; figures go to docs/benchmarks-store.md.
 	$(TEST_ENV) $(GO) test -run '^$$' -bench '^BenchmarkStore$$' -benchtime 1x -count=1 -timeout 30m ./store -report ../docs/benchmarks-store.md

@@ -23,21 +23,21 @@ processes took much of it, a chunk waits for a processor at every hop, and delay
 are to be compared within this table only; memory and processor time stand.
 `
 
-// writeStreams makes the report of live streams.
+// writeStreams makes the report of the ways that ran.
 func writeStreams(results []held) string {
 	var out strings.Builder
 	shares := make([]figures, len(results))
 	names := make([]string, len(results))
 	for i, h := range results {
-		shares[i].others, names[i] = h.others, ways[i].name
+		shares[i].others, names[i] = h.others, h.way
 	}
 	fmt.Fprintf(&out, "# Live streams\n\nWritten by `make bench-streams`; do not edit the figures.\n\n%s\n", machine(shares))
 	fmt.Fprintf(&out, streamsTaken, *liveStreams, liveRate, liveCalm, *liveFor, 2*crowd)
 	fmt.Fprintf(&out, "\n| | %s |\n|%s\n", strings.Join(names, " | "), strings.Repeat(" --- |", len(names)+1))
 	row := func(label string, of func(held) float64) {
 		fmt.Fprintf(&out, "| %s |", label)
-		for i, h := range results {
-			if i == 0 && (strings.Contains(label, "extproc") || strings.HasPrefix(label, "store")) {
+		for _, h := range results {
+			if h.way == bareTarget && (strings.Contains(label, "extproc") || strings.HasPrefix(label, "store")) {
 				out.WriteString(" – |") // The bare Envoy has none.
 				continue
 			}
@@ -60,7 +60,9 @@ func writeStreams(results []held) string {
 	row("extproc, cores", func(h held) float64 { return h.cpu["extproc"] })
 	row("store, cores", func(h held) float64 { return h.cpu["store"] })
 	row("**gateway**: these, authz, worker and xds, cores", func(h held) float64 { return h.gatewayCPU })
-	row("gateway's cores, times bare Envoy's", func(h held) float64 { return h.gatewayCPU / results[0].gatewayCPU })
+	if bare := results[0]; bare.way == bareTarget {
+		row("gateway's cores, times bare Envoy's", func(h held) float64 { return h.gatewayCPU / bare.gatewayCPU })
+	}
 	return out.String()
 }
 

@@ -47,6 +47,7 @@ var ways = []way{
 
 // held is what a measurement of live streams showed. Memory is in bytes.
 type held struct {
+	way string
 	// envoy and extproc are the memory of a process for one stream, when all
 	// had begun, and what it grew for one until the end; live is what of
 	// extproc's a collection leaves.
@@ -67,11 +68,12 @@ type held struct {
 // BenchmarkStreams holds many slow streams and writes what they cost. Every way
 // has a region of its own, so that none inherits memory of another.
 func BenchmarkStreams(b *testing.B) {
-	results := make([]held, len(ways))
-	for i, w := range ways {
+	var results []held
+	for _, w := range ways {
 		b.Run(strings.ReplaceAll(w.name, " ", "_"), func(b *testing.B) {
-			results[i] = holdStreams(b, w)
-			b.Logf("%s: %+v", w.name, results[i])
+			h := holdStreams(b, w)
+			b.Logf("%+v", h)
+			results = append(results, h)
 		})
 		if b.Failed() {
 			return
@@ -129,7 +131,7 @@ func holdStreams(b *testing.B, w way) held {
 	}
 	cpuAfter, err := r.cpu()
 	require.NoError(b, err)
-	h := held{cpu: map[string]float64{}, others: others()}
+	h := held{way: w.name, cpu: map[string]float64{}, others: others()}
 	h.live, h.liveGrowth = (liveFirst-liveBefore)/float64(*liveStreams), (r.live(b)-liveFirst)/float64(*liveStreams)
 	for name := range cpuAfter {
 		h.cpu[name] = (cpuAfter[name] - cpuBefore[name]) / liveFor.Seconds()
