@@ -87,3 +87,23 @@ func TestExplanationsAreBounded(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, []string{"r6", "r7", "r8", "r9"}, order)
 }
+
+// What explains a request is no part of the books.
+func TestASettlementDoesNotNeedToExplain(t *testing.T) {
+	t.Parallel()
+	s := shared(t)
+	o := newTenant()
+	shard := unique("shard")
+	for name, broken := range map[string]string{"requests": ":e", "order": ":o"} {
+		tag := "{" + shard + name + "}"
+		require.NoError(t, s.client.Set(t.Context(), tag+broken, "of another type", 0).Err())
+		cmds := s.run(t.Context(), []call{{
+			script: lua.Settle,
+			keys:   []string{tag + "r", tag + ":open", tag + ":outbox", tag + ":repair", tag + ":e", tag + ":o"},
+			args:   []any{o.key, 60_000, "end", recordVersion, "", 4},
+		}})
+		require.NoError(t, firstError(cmds), name)
+		assert.EqualValues(t, 1, s.client.XLen(t.Context(), tag+":outbox").Val(), name)
+		assert.Equal(t, "settled", s.client.HGet(t.Context(), tag+"r", "state").Val(), name)
+	}
+}
