@@ -4,6 +4,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	keywayv1 "keyway/api/keyway/v1"
@@ -119,7 +120,9 @@ func FillDefaults(cfg *keywayv1.Config) {
 		fillProvider(p)
 	}
 	for _, c := range cfg.Channels {
-		orDefault(&c.Weight, DefaultWeight)
+		if c.Weight == nil {
+			c.Weight = proto.Uint32(DefaultWeight)
+		}
 		orDefault(&c.Cooldown, cfg.Cooldown.Mode)
 		if c.Probe != nil {
 			orDefault(&c.Probe.Path, DefaultProbePath)

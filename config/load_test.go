@@ -125,7 +125,7 @@ func TestParseFillsDefaults(t *testing.T) {
 	assert.Equal(t, "30s", p.Http2Ping.AsDuration().String())
 	assert.Equal(t, "2023-06-01", p.AnthropicVersion)
 	ch := cfg.Channels[0]
-	assert.EqualValues(t, 1, ch.Weight)
+	assert.EqualValues(t, 1, ch.GetWeight())
 	assert.Equal(t, "inject", ch.StreamUsage)
 	assert.Equal(t, "gpt-4o-mini", ch.Models[0].Upstream)
 	m := cfg.Models[0]

@@ -142,7 +142,7 @@ func compileChannels(channels []*keywayv1.Channel, providers map[string]domain.P
 			Provider:     providers[ch.Provider],
 			SecretRef:    ch.Secret,
 			Priority:     int(ch.Priority),
-			Weight:       int(ch.Weight),
+			Weight:       int(ch.GetWeight()),
 			Slots:        ch.Slots,
 			Models:       models,
 			Organization: ch.Organization,

@@ -133,8 +133,8 @@ func (c *checker) channel(at string, ch *keywayv1.Channel) {
 	c.name(at+".name", ch.Name, maxNameLength)
 	c.reference(at+".provider", ch.Provider, reference{"provider", c.providers})
 	c.secretRef(at+".secret", ch.Secret)
-	if ch.Weight < 1 || ch.Weight > maxWeight {
-		c.add(at+".weight", "%d is out of range; 1 to %d", ch.Weight, maxWeight)
+	if w := ch.GetWeight(); w < 1 || w > maxWeight {
+		c.add(at+".weight", "%d is out of range; 1 to %d; a channel without traffic is left out", w, maxWeight)
 	}
 	if ch.Slots < 0 || ch.Slots > maxLimit {
 		c.add(at+".slots", "%d is out of range; 0 (unlimited) to %d", ch.Slots, maxLimit)

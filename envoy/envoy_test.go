@@ -8,6 +8,7 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -30,7 +31,7 @@ func testConfig() *keywayv1.Config {
 		}
 	}
 	channel := func(name string) *keywayv1.Channel {
-		return &keywayv1.Channel{Name: name, Provider: name, Secret: "env:SK", Weight: 1, Models: []*keywayv1.ChannelModel{{Name: "m", Upstream: "m"}}}
+		return &keywayv1.Channel{Name: name, Provider: name, Secret: "env:SK", Weight: proto.Uint32(1), Models: []*keywayv1.ChannelModel{{Name: "m", Upstream: "m"}}}
 	}
 	native := channel("native")
 	native.Egress, native.Organization = string(domain.EgressNative), "an \"org\""

@@ -606,8 +606,9 @@ type Channel struct {
 	Secret string `protobuf:"bytes,3,opt,name=secret,proto3" json:"secret,omitempty"`
 	// Priority: lower is tried first; default 0.
 	Priority uint32 `protobuf:"varint,4,opt,name=priority,proto3" json:"priority,omitempty"`
-	// Weight shares the traffic within a priority; default 1.
-	Weight uint32 `protobuf:"varint,5,opt,name=weight,proto3" json:"weight,omitempty"`
+	// Weight shares the traffic within a priority; 1 to 1000000, default 1. A channel
+	// that is to have no traffic is left out: a weight of 0 is refused.
+	Weight *uint32 `protobuf:"varint,5,opt,name=weight,proto3,oneof" json:"weight,omitempty"`
 	// Slots is how many calls may be in flight in this region; 0 is unlimited.
 	Slots  int64           `protobuf:"varint,6,opt,name=slots,proto3" json:"slots,omitempty"`
 	Models []*ChannelModel `protobuf:"bytes,7,rep,name=models,proto3" json:"models,omitempty"`
@@ -694,8 +695,8 @@ func (x *Channel) GetPriority() uint32 {
 }
 
 func (x *Channel) GetWeight() uint32 {
-	if x != nil {
-		return x.Weight
+	if x != nil && x.Weight != nil {
+		return *x.Weight
 	}
 	return 0
 }
@@ -2186,13 +2187,13 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\x04http\x18\a \x01(\tR\x04http\x12+\n" +
 	"\x11anthropic_version\x18\b \x01(\tR\x10anthropicVersion\x128\n" +
 	"\n" +
-	"http2_ping\x18\t \x01(\v2\x19.google.protobuf.DurationR\thttp2Ping\"\x9d\x03\n" +
+	"http2_ping\x18\t \x01(\v2\x19.google.protobuf.DurationR\thttp2Ping\"\xad\x03\n" +
 	"\aChannel\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bprovider\x18\x02 \x01(\tR\bprovider\x12\x16\n" +
 	"\x06secret\x18\x03 \x01(\tR\x06secret\x12\x1a\n" +
-	"\bpriority\x18\x04 \x01(\rR\bpriority\x12\x16\n" +
-	"\x06weight\x18\x05 \x01(\rR\x06weight\x12\x14\n" +
+	"\bpriority\x18\x04 \x01(\rR\bpriority\x12\x1b\n" +
+	"\x06weight\x18\x05 \x01(\rH\x00R\x06weight\x88\x01\x01\x12\x14\n" +
 	"\x05slots\x18\x06 \x01(\x03R\x05slots\x12/\n" +
 	"\x06models\x18\a \x03(\v2\x17.keyway.v1.ChannelModelR\x06models\x12\"\n" +
 	"\forganization\x18\b \x01(\tR\forganization\x12\x18\n" +
@@ -2202,7 +2203,8 @@ const file_keyway_v1_config_proto_rawDesc = "" +
 	"\bcooldown\x18\v \x01(\tR\bcooldown\x12\x12\n" +
 	"\x04cost\x18\f \x01(\tR\x04cost\x12\x16\n" +
 	"\x06egress\x18\x0f \x01(\tR\x06egress\x12&\n" +
-	"\x05probe\x18\x10 \x01(\v2\x10.keyway.v1.ProbeR\x05probe\"L\n" +
+	"\x05probe\x18\x10 \x01(\v2\x10.keyway.v1.ProbeR\x05probeB\t\n" +
+	"\a_weight\"L\n" +
 	"\x05Probe\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12/\n" +
 	"\x05every\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05every\">\n" +
@@ -2421,6 +2423,7 @@ func file_keyway_v1_config_proto_init() {
 	if File_keyway_v1_config_proto != nil {
 		return
 	}
+	file_keyway_v1_config_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
