@@ -166,9 +166,9 @@ func TestStormOnHalfOfOneChannel(t *testing.T) {
 				if !assert.NoError(t, err) {
 					return
 				}
-				_, err = l.rest()
+				body, err := l.rest()
 				assert.NoError(t, err)
-				assert.Equal(t, http.StatusOK, l.StatusCode)
+				assert.Equal(t, http.StatusOK, l.StatusCode, "%s", body)
 				mu.Lock()
 				extra += len(s.attempts(nonce)) - 1
 				mu.Unlock()

@@ -31,10 +31,12 @@ func (f fallback) firstFace() string {
 }
 
 var (
-	failH1     = fallback{"fail", "failing", "healthy", "b", "m-healthy-longer"}
-	failH2     = fallback{"fail-h2", "failing-h2", "healthy-h2", "tlsb", "m-healthy-longer"}
-	failRefuse = fallback{"m-refused", "refusing", "second", "b", "m-second-longer"}
-	failSilent = fallback{"silent", "brisk-a", "brisk-b", "b", "m-healthy-longer"}
+	failH1        = fallback{"fail", "failing", "healthy", "b", "m-healthy-longer"}
+	failH2        = fallback{"fail-h2", "failing-h2", "healthy-h2", "tlsb", "m-healthy-longer"}
+	failRefuse    = fallback{"m-refused", "refusing", "second", "b", "m-second-longer"}
+	failUntrusted = fallback{"m-untrusted", "untrusted", "second", "b", "m-second-longer"}
+	failTLS       = fallback{"m-without-tls", "without-tls", "second", "b", "m-second-longer"}
+	failSilent    = fallback{"silent", "brisk-a", "brisk-b", "b", "m-healthy-longer"}
 )
 
 // failures are the ways in which a first channel fails; status is what the
@@ -60,6 +62,8 @@ var failures = []struct {
 	{"out of money with 400", []fallback{failH1, failH2}, `"fail":"insufficient_quota","status":400`, 400},
 	{"out of money with 402", []fallback{failH1, failH2}, `"fail":"billing","status":402`, 402},
 	{"refused connection", []fallback{failRefuse}, "", 0},
+	{"a certificate that nobody vouches for", []fallback{failUntrusted}, "", 0},
+	{"no TLS where it should be", []fallback{failTLS}, "", 0},
 	{"silent past its first-byte limit", []fallback{failSilent}, `"delay_headers_ms":60000`, 0},
 }
 

@@ -140,6 +140,8 @@ providers:
     dialects: [openai, anthropic]
     base_url: {{(index .Faces 0).URL}}/v1
     first_byte_limit: 300ms
+  - {name: untrusted, dialects: [openai, anthropic], base_url: "{{(index .Faces 3).URL}}/v1"}
+  - {name: without-tls, dialects: [openai, anthropic], base_url: "https://{{slice (index .Faces 0).URL 7}}/v1"}
   - name: refusing
     dialects: [openai, anthropic]
     base_url: http://127.0.0.1:1/v1
@@ -173,8 +175,10 @@ channels:
 {{- end}}
   - {name: hasty, provider: hasty, secret: "file:{{(index .Faces 0).Secret}}", slots: 5000, models: [{name: m-silent, upstream: m-at-hasty}, {name: m-slow, upstream: m-at-hasty}]}
   - {name: refusing, provider: refusing, secret: "file:{{(index .Faces 0).Secret}}", slots: 5000, models: [{name: m-refused, upstream: m-at-refusing}]}
+  - {name: untrusted, provider: untrusted, secret: "file:{{(index .Faces 3).Secret}}", slots: 5000, models: [{name: m-untrusted}]}
+  - {name: without-tls, provider: without-tls, secret: "file:{{(index .Faces 0).Secret}}", slots: 5000, models: [{name: m-without-tls}]}
   - {name: first, provider: a, secret: "file:{{(index .Faces 0).Secret}}", slots: 5000, models: [{name: two, upstream: m-first}]}
-  - {name: second, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 5000, models: [{name: two, upstream: m-second-longer}, {name: m-silent, upstream: m-second-longer}, {name: m-refused, upstream: m-second-longer}]}
+  - {name: second, provider: b, secret: "file:{{(index .Faces 1).Secret}}", priority: 1, slots: 5000, models: [{name: two, upstream: m-second-longer}, {name: m-silent, upstream: m-second-longer}, {name: m-refused, upstream: m-second-longer}, {name: m-untrusted, upstream: m-second-longer}, {name: m-without-tls, upstream: m-second-longer}]}
   - {name: narrow, provider: c, secret: "file:{{(index .Faces 2).Secret}}", slots: 2, models: [{name: narrow}]}
   - {name: first-tls, provider: tlsa, secret: "file:{{(index .Faces 3).Secret}}", slots: 5000, models: [{name: two-tls, upstream: m-first}]}
   - {name: second-tls, provider: tlsb, secret: "file:{{(index .Faces 4).Secret}}", priority: 1, slots: 5000, models: [{name: two-tls, upstream: m-second-longer}]}
@@ -250,6 +254,8 @@ models:
   - {name: two, max_output: 64, prices: [{version: v1, input: "2", cache_read: "0.2", output: "8"}]}
   - {name: m-silent, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: m-slow, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: m-untrusted, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
+  - {name: m-without-tls, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: m-refused, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: narrow, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
   - {name: two-tls, max_output: 64, prices: [{version: v1, input: "1", output: "1"}]}
