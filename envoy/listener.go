@@ -144,6 +144,8 @@ func ingressHCM(cfg *keywayv1.Config) (*hcmv3.HttpConnectionManager, error) {
 			// Underscores would let x_api_key pass for x-api-key behind us.
 			HeadersWithUnderscoresAction: corev3.HttpProtocolOptions_DROP_HEADER,
 		},
+		// Some proxies in front, nginx as it comes, still speak HTTP/1.0.
+		HttpProtocolOptions: &corev3.Http1ProtocolOptions{AcceptHttp_10: true, DefaultHostForHttp_10: "keyway"},
 		Http2ProtocolOptions: &corev3.Http2ProtocolOptions{
 			MaxConcurrentStreams:        wrapperspb.UInt32(maxClientStreams),
 			InitialStreamWindowSize:     wrapperspb.UInt32(streamWindow),
