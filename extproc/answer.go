@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -76,8 +77,24 @@ func bodyFormat(a answer) wire.Format {
 	return wire.FormatUnknown
 }
 
-// errEmpty stands for a good status with nothing behind it.
-var errEmpty = &domain.Error{Code: domain.CodeUpstream, Message: "The provider sent an empty answer. Try again."}
+// These stand for a good status with nothing behind it, or with a page for
+// people, such as that of a proxy before the provider.
+var (
+	errEmpty = &domain.Error{Code: domain.CodeUpstream, Message: "The provider sent an empty answer. Try again."}
+	errPage  = &domain.Error{Code: domain.CodeUpstream, Message: "A web page came in place of the provider's answer. Try again."}
+)
+
+// worthless is the error that stands for a good answer which cannot be what a
+// text request asked for; nil for all others.
+func (a answer) worthless() *domain.Error {
+	switch {
+	case a.ended && a.status == http.StatusOK:
+		return errEmpty
+	case strings.HasPrefix(strings.ToLower(a.header("content-type")), "text/html"):
+		return errPage
+	}
+	return nil
+}
 
 // replacement is the error that stands for an upstream's answer which must not
 // be shown: a refusal of our own credential or account names it, and would have

@@ -23,10 +23,11 @@ const readBytes = 16 << 10
 // make good; done says that the request has its answer.
 func (x *relayed) serve(ctx context.Context, resp *http.Response) (lost *domain.Error, done bool) {
 	a := x.answerOf(resp)
-	if a.ended && a.status == http.StatusOK {
-		return x.empty(), false
-	}
 	_, read := readAs(x.decision.API, bodyFormat(a))
+	if lost := a.worthless(); read && lost != nil {
+		x.spoilt(a.status)
+		return lost, false
+	}
 	streams := read && bodyFormat(a) != wire.FormatJSON && a.plain()
 	x.hold(func() {
 		if x.committed && !streams {
@@ -75,12 +76,11 @@ func (x *relayed) passUnread(body io.Reader) {
 	panic(http.ErrAbortHandler) // resets the client's stream, as its upstream was
 }
 
-// empty is an attempt with a good status and nothing behind it.
-func (x *relayed) empty() *domain.Error {
+// spoilt notes an attempt with a good status and a worthless answer.
+func (x *relayed) spoilt(status int) {
 	candidate := x.decision.Last(x.attempts)
 	x.server.evidence.failed(candidate, wire.Failure{})
-	x.notes += note{channel: candidate.Channel, status: http.StatusOK, at: x.server.now()}.line()
-	return errEmpty
+	x.notes += note{channel: candidate.Channel, status: status, at: x.server.now()}.line()
 }
 
 // copyRest passes on a body that is not watched.

@@ -1,7 +1,6 @@
 package extproc
 
 import (
-	"net/http"
 	"time"
 
 	"keyway/domain"
@@ -73,9 +72,9 @@ func (s *Server) begin(d domain.Decision, a answer) (*watch, watchPlan) {
 		w.status = a.shown(d.API.Dialect(), plan.replace)
 		w.blame()
 		w.settle(domain.OutcomeFailed)
-	case a.ended && a.status == http.StatusOK && read:
-		plan.replace = errEmpty
-		w.status = a.shown(d.API.Dialect(), errEmpty)
+	case read && a.worthless() != nil:
+		plan.replace = a.worthless()
+		w.status = a.shown(d.API.Dialect(), plan.replace)
 		s.evidence.failed(w.slotHolder(), wire.Failure{})
 		w.settle(domain.OutcomeFailed)
 	case a.ended:
