@@ -73,7 +73,7 @@ fuzz: ## Fuzz the SSE splitter, the request reader, the readers of usage, failur
 	@$(MAKE) -j5 fuzz-splitter fuzz-peek fuzz-usage fuzz-judge fuzz-parts
 
 # One worker each: together they keep two cores busy.
-FUZZ := $(GO) test $(VET) -parallel 1 -run '^$$' -fuzztime $(FUZZTIME)
+FUZZ := $(GO) test $(VET) -parallel 1 -run '^$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 100x
 fuzz-splitter:
 	$(FUZZ) -fuzz '^FuzzSplitter$$' ./wire/sse
 fuzz-peek:

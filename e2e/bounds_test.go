@@ -3,7 +3,9 @@ package e2e
 import (
 	"bytes"
 	"compress/gzip"
+	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -34,6 +36,26 @@ func TestCase040(t *testing.T) {
 			require.Equal(t, domain.OutcomeSuccess, r.Outcome, what)
 		}
 	}
+}
+
+// TestCase078: neither a request of 5 MB nor a reply of 12 MB meets a message limit.
+func TestCase078(t *testing.T) {
+	t.Parallel()
+	s := sharedStack(t)
+	c := s.caller(t, newNonce(), "--policy", "wide")
+	nonce := newNonce()
+	// The vectors of an input have as many numbers as are asked for, each of about 9 bytes.
+	inputs := `"` + strings.Repeat("word ", 5<<20/5) + `"` + strings.Repeat(`,"x"`, 800)
+	body := fmt.Sprintf(`{"model":"only-a","dimensions":3072,"encoding_format":"float","input":[%s]}`, inputs)
+	got := s.send(t, sending{path: "/v1/embeddings", key: c.secret, nonce: nonce, body: []byte(body)})
+	require.Equal(t, http.StatusOK, got.StatusCode, "%.300s", got.body)
+	require.Greater(t, len(got.body), 12_000_000)
+	sent := s.seen(t, nonce)[0]
+	require.Equal(t, sent.SentSHA256, got.digest())
+	row := s.rowOf(t, got.Header.Get("X-Request-Id"))
+	require.NotNil(t, sent.Usage)
+	require.Equal(t, domain.Usage(*sent.Usage), row.Usage)
+	require.Equal(t, domain.SourceUpstream, row.Source)
 }
 
 // A body that would grow when it is unpacked is refused before anybody unpacks
