@@ -151,9 +151,13 @@ func (w *Watcher) Write(p []byte) []byte {
 	if w.scan.paths == nil || len(p) == 0 {
 		return p
 	}
-	first := 0
+	first, labelled := 0, w.opts.Format == FormatSSE
 	if !w.layout.told {
 		first = w.recognise(p)
+	}
+	if w.opts.Format == FormatSSE && !labelled && first > 0 {
+		// A mark at its start may lie in two chunks, of which the first has passed.
+		return slices.Concat(p[:first], w.Write(p[first:]))
 	}
 	if w.opts.Format == FormatJSON {
 		w.scan.feed(p[first:])

@@ -318,6 +318,7 @@ func FuzzUsage(f *testing.F) {
 	}
 	f.Add([]byte(`{"usag\u0065":{"prompt_tokens":3,"prompt_tokens":4,"completion_tokens":1e1},"x":[{"usage":{"prompt_tokens":9}}]}`), uint16(5))
 	f.Add([]byte(`data: {"00":00,"\uX000000000000","choices":[{"00000":0,"delta":{"content":"0`), uint16(327))
+	f.Add([]byte("\ufeffdata: {\"id\":\"c1\",\"model\":\"m\"}\n\n"), uint16(2))
 	f.Fuzz(func(t *testing.T, body []byte, cut uint16) {
 		k := int(cut) % (len(body) + 1)
 		o := WatchOptions{API: domain.APIChat, Format: FormatJSON}

@@ -116,7 +116,7 @@ func partAt(body []byte, s span) (Part, error) {
 func readHeader(header string) (part Part, err error) {
 	for line := range strings.SplitSeq(header, "\r\n") {
 		name, value, ok := strings.Cut(line, ":")
-		if !ok || name == "" || strings.ContainsAny(line, "\r\n\x00") || strings.ContainsAny(name, " \t") {
+		if !ok || name == "" || strings.ContainsFunc(line, isControl) || strings.ContainsFunc(name, noToken) {
 			return Part{}, errHeader // a folded line begins with a blank, so it ends here too
 		}
 		switch strings.ToLower(name) {
@@ -140,6 +140,12 @@ func readHeader(header string) (part Part, err error) {
 	}
 	return part, nil
 }
+
+func isControl(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
+
+// noToken: r has no place in the name of a header (RFC 9110 §5.6.2); readers
+// differ in what they make of it.
+func noToken(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r) }
 
 func disposition(value string) (name string, isFile bool, err error) {
 	media, params, err := mime.ParseMediaType(value)

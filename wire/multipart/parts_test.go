@@ -83,6 +83,8 @@ func TestDoubtfulFormsAreRefused(t *testing.T) {
 		{"line feeds only", contentType, strings.ReplaceAll(good+end, "\r\n", "\n"), errInside},
 		{"no header", contentType, "--xyz\r\nabc\r\n" + end, errHeader},
 		{"a folded header", contentType, part("X: a\r\n b: c\r\nContent-Disposition: form-data; name=\"a\"", "b") + end, errHeader},
+		{"a header with a strange name", contentType, part("\xa8: a\r\nContent-Disposition: form-data; name=\"a\"", "b") + end, errHeader},
+		{"a header with a bell", contentType, part("X: \a\r\nContent-Disposition: form-data; name=\"a\"", "b") + end, errHeader},
 		{"a header too long", contentType, part("X: "+strings.Repeat("x", maxHeader)+"\r\nContent-Disposition: form-data; name=\"a\"", "b") + end, errHeader},
 		{"two dispositions", contentType, part("Content-Disposition: form-data; name=\"a\"\r\nContent-Disposition: form-data; name=\"model\"", "b") + end, errHeader},
 		{"no name", contentType, part("Content-Disposition: form-data", "b") + end, errName},
