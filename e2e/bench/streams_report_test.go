@@ -15,7 +15,7 @@ same binary with the same number of workers. Memory is the resident memory of th
 process beyond what it held after its first %d streams, by the number of streams;
 growth is the difference between the last tenth of the time and the first.
 extproc's heap grows to five times what lives before it is collected; what lives,
-heap and stacks after a collection, is told apart. Processor time is in cores. A
+heap and stacks after two collections, is told apart. Processor time is in cores. A
 delay is from the provider's write to the client's read. Heartbeats come after
 0.6 s of silence, so that there is one for each chunk; in use they come after 14 s.
 Everything, provider and load generator included, shares the machine: where other
