@@ -40,7 +40,7 @@ FOR      ?= 60s
 WAYS     ?= .
 STREAMS_REPORT ?= docs/benchmarks-streams.md
 
-.PHONY: help up build parts test unit fuzz fuzz-splitter fuzz-peek fuzz-usage fuzz-judge fuzz-parts compile-e2e e2e native chaos drills soak bench bench-store bench-streams corpus lint fmt generate check ci
+.PHONY: help up build parts test unit fuzz fuzz-splitter fuzz-peek fuzz-usage fuzz-judge fuzz-parts compile-e2e e2e native chaos drills silence soak bench bench-store bench-streams corpus lint fmt generate check ci
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

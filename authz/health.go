@@ -207,7 +207,7 @@ func (s *Server) reserveFirst(ctx context.Context, d *domain.Decision, t terms) 
 			return domain.Admission{}, refusal
 		}
 		admission, err := s.reserve(ctx, d, t)
-		if trial != nil && (err != nil || d.Candidates[0].Channel != trial.Channel) {
+		if first := d.Candidates[0]; trial != nil && (err != nil || domain.ChannelClass{Channel: first.Channel, Class: first.Class} != trial.ChannelClass) {
 			s.giveBack(ctx, *trial)
 		}
 		next := slices.IndexFunc(d.Candidates[1:], func(c domain.Candidate) bool { return c.Trial })

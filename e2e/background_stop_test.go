@@ -66,7 +66,8 @@ func TestBackgroundResponsesOutliveTheirExtproc(t *testing.T) {
 			took := s.metric(t, "extproc", "keyway_extproc_background_taken_over_total")
 			t.Logf("nothing was held %s after the drill; extproc has taken over %v", time.Since(began), took)
 			if !drill.same {
-				assert.True(t, took > 0 || drill.beside, "somebody has to have taken over")
+				// Beside another one it may be that one; the rows show that somebody did.
+				assert.True(t, drill.beside || took > 0, "the restarted one has to have taken over")
 				return
 			}
 			var now map[string]float64

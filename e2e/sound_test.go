@@ -95,21 +95,17 @@ func TestSoundIsHeldUntilItsEnd(t *testing.T) {
 			body, err := l.rest()
 			ended <- result{body, err}
 		}()
-		var got result
-		for running := true; running; {
-			inFlight := c.inFlight(t)
-			select {
-			case got = <-ended:
-				running = false
-			case <-time.After(50 * time.Millisecond):
-				require.Equal(t, int64(1), inFlight, "not held %s after the start", time.Since(l.asked))
-				require.Empty(t, c.s.recordsNow(t, c.keyID), "settled %s after the start", time.Since(l.asked))
-			}
+		// The last second is left out: a busy machine may be late to read the end.
+		for time.Since(l.asked) < lease+time.Second {
+			require.Equal(t, int64(1), c.inFlight(t), "not held %s after the start", time.Since(l.asked))
+			require.Empty(t, c.s.recordsNow(t, c.keyID), "settled %s after the start", time.Since(l.asked))
+			time.Sleep(50 * time.Millisecond)
 		}
+		got := <-ended
 		require.Greater(t, time.Since(l.asked), lease, "it was too short to prove anything")
 		require.NoError(t, got.err)
 		assert.Equal(t, c.s.seen(t, r.nonce)[0].SentSHA256, digestOf([]byte(got.body)))
-		eventually(t, func() bool { return c.inFlight(t) == 0 }, time.Second, 5*time.Millisecond, "held beyond its end")
+		eventually(t, func() bool { return c.inFlight(t) == 0 }, patience, 5*time.Millisecond, "held beyond its end")
 		row := c.requireOneRowEach(t, 1)[0]
 		assert.Equal(t, domain.OutcomeSuccess, row.Outcome)
 		assert.Equal(t, spokenMicros(script), row.CostMicros)
@@ -138,7 +134,7 @@ func TestLeavingASoundIsSettledOnce(t *testing.T) {
 			l.quit()
 			rec := c.s.awaitUpstream(t, r.nonce, func(r fakeprovider.Record) bool { return r.End != fakeprovider.EndRunning })
 			require.Equal(t, fakeprovider.EndPeerLeft, rec.End)
-			eventually(t, func() bool { return c.inFlight(t) == 0 }, time.Second, 5*time.Millisecond, "held though the client has left")
+			eventually(t, func() bool { return c.inFlight(t) == 0 }, patience, 5*time.Millisecond, "held though the client has left")
 		}
 		rows := c.requireOneRowEach(t, leaving)
 		for _, row := range rows {
@@ -242,7 +238,10 @@ func TestSoundsOutliveExtproc(t *testing.T) {
 		}
 		return func() int { reading.Wait(); return whole }
 	}
-	const n = 20
+	const (
+		n     = 20
+		lasts = 2*lease + 1500*time.Millisecond
+	)
 	t.Run("killed", func(t *testing.T) {
 		c := s.caller(t, newNonce(), "--policy", "wide")
 		ends := start(t, c, n, lease+2*time.Second)
@@ -259,7 +258,7 @@ func TestSoundsOutliveExtproc(t *testing.T) {
 	})
 	t.Run("replaced", func(t *testing.T) {
 		c := s.caller(t, newNonce(), "--policy", "wide")
-		ends := start(t, c, n, 2*lease)
+		ends := start(t, c, n, lasts)
 		old := s.ready.PIDs["extproc"]
 		begun := time.Now()
 		stopSuccessor := s.succeed(t, "extproc")
@@ -267,7 +266,7 @@ func TestSoundsOutliveExtproc(t *testing.T) {
 		s.awaitSuccessor(t, "extproc", old)
 		t.Logf("the first was gone after %s", time.Since(begun))
 		stopSuccessor()
-		require.Less(t, time.Since(begun), 2*lease, "the stops waited for the sounds")
+		require.Less(t, time.Since(begun), lasts-time.Second, "the stops waited for the sounds")
 		require.Equal(t, int64(n), c.inFlight(t), "they run and are held")
 		assert.Equal(t, n, ends())
 		rows := c.requireOneRowEach(t, n)

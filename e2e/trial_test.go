@@ -76,8 +76,15 @@ func TestHoweverATrialEnds(t *testing.T) {
 				gone := make(chan struct{})
 				go func() {
 					defer close(gone)
-					if l, err := c.open(ctx, a); err == nil {
-						_, _ = l.rest() // it is left
+					for {
+						l, err := c.open(ctx, a)
+						if err != nil {
+							return
+						}
+						_, _ = l.rest() // it is left, or was too early for authz
+						if l.StatusCode != http.StatusServiceUnavailable {
+							return
+						}
 					}
 				}()
 				s.awaitUpstream(t, a.nonce, func(fakeprovider.Record) bool { return true })

@@ -209,7 +209,11 @@ func (b *background) takeOver(ctx context.Context) error {
 	}
 	list, err := b.book.TakeOver(ctx, b.name, b.lease(), most)
 	for i, progress := range list {
+		if b.server.recent.has(progress.Decision.RequestID) {
+			continue // its settlement waits in the journal
+		}
 		w := b.server.resume(progress)
+		w.unkept = progress.Stored // who noted it may have died before the store had its id
 		b.server.leases.hold(leaseOf(w.decision, w.slotHolder()), time.Time{})
 		if !b.follow(w, jitter(b.first)+time.Duration(i)*takeSpread) {
 			b.server.leases.drop(w.decision.RequestID) // its lease ends, for another one
@@ -243,7 +247,7 @@ func (b *background) follow(w *watch, wait time.Duration) bool {
 	if b.stopped {
 		b.mine[id] = &followed{progress: progress, left: true}
 		b.mu.Unlock()
-		b.handOver()
+		b.handOver(func(f *followed) bool { return f.progress.Decision.RequestID == id })
 		return true
 	}
 	defer b.mu.Unlock()
@@ -298,21 +302,22 @@ func (b *background) handOverAll() {
 		f.left = f.left || f.stop != nil
 	}
 	b.mu.Unlock()
-	b.handOver()
+	b.handOver(func(f *followed) bool { return f.left })
 }
 
-// handOver leaves what is left, whose holds are the successor's from now on. Where
-// the store does not listen, the leases end by themselves.
-func (b *background) handOver() {
+// handOver leaves those of mine that are wanted, whose holds are the successor's from
+// now on. Where the store does not listen, the leases end by themselves.
+func (b *background) handOver(wanted func(*followed) bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()
 	count := 0
 	left := func(f *followed) bool {
-		if f.left {
-			count++
-			b.server.leases.drop(f.progress.Decision.RequestID)
+		if !wanted(f) {
+			return false
 		}
-		return f.left
+		count++
+		b.server.leases.drop(f.progress.Decision.RequestID)
+		return true
 	}
 	if err := b.tell(ctx, b.book.HandOver, left); err != nil {
 		b.server.logger.Warn("responses in the background were not handed over", slog.Int("count", count), telemetry.Err(err))

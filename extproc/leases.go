@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -144,7 +143,7 @@ func (l *leases) takeDue(now time.Time) []domain.Lease {
 			continue
 		}
 		// Jitter keeps streams that began together from renewing together.
-		h.due = now.Add(time.Duration((0.8 + 0.2*rand.Float64()) * float64(h.lease.TTL) / renewalsPerLease))
+		h.due = now.Add(jitter(h.lease.TTL / renewalsPerLease))
 		if h.told {
 			h.due = h.until
 		}

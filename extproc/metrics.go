@@ -41,7 +41,7 @@ func newMetrics(r prometheus.Registerer, inFlight, journal func() float64) *metr
 		settlements: f.Counters("keyway_extproc_settlements_total",
 			"Settlements by what the store found: done, already, unknown.", "result"),
 		answers: f.Counters("keyway_extproc_upstream_answers_total",
-			"Attempts by channel and class of answer: ok, 429, 4xx, 5xx, none.", "channel", "class"),
+			"Attempts by channel and class of answer: ok, 3xx, 429, 4xx, 5xx, none.", "channel", "class"),
 		cooldowns: f.Counters("keyway_extproc_cooldowns_total",
 			"Cooldowns that began or grew longer, by channel and reason: rate, overload, server, unanswered, and quota and auth, which take it out.", "channel", "reason"),
 		probeUp: f.Gauges("keyway_extproc_probe_up",
@@ -118,6 +118,8 @@ func answerClass(status int) string {
 		return "5xx"
 	case status >= 400:
 		return "4xx"
+	case status >= 300:
+		return "3xx"
 	}
 	return "ok"
 }

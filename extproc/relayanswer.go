@@ -32,7 +32,7 @@ func (x *relayed) serve(ctx context.Context, resp *http.Response) (lost *domain.
 	x.hold(func() {
 		if x.committed && !streams {
 			lost = errNotSSE
-			x.notes += note{channel: x.decision.Last(x.attempts).Channel, status: a.status, at: x.server.now()}.line()
+			x.spoilt(a.status)
 			return
 		}
 		a.committed = x.given()

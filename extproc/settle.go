@@ -37,6 +37,9 @@ func (s *Server) settle(settlement domain.Settlement) {
 	result, err := s.land(ctx, settlement)
 	if err == nil {
 		s.settled(settlement, result)
+		if settlement.Decision.Background && s.background != nil {
+			s.background.done(id)
+		}
 		return
 	}
 	if !errors.Is(err, domain.ErrStoreDown) {

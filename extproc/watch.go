@@ -282,9 +282,6 @@ func (w *watch) settle(outcome domain.Outcome) {
 	r.Outcome, r.EndedAt = outcome, s.now()
 	w.use(&r)
 	s.settle(domain.Settlement{Decision: w.decision, Channel: w.slotHolder().Channel, Record: r, Stored: w.unkept})
-	if w.decision.Background && s.background != nil {
-		s.background.done(w.decision.RequestID)
-	}
 }
 
 // use fills in what was used: the provider's word where there is one, an

@@ -28,7 +28,7 @@ end
 local now = redis.call('TIME')
 now = now[1] * 1000 + math.floor(now[2] / 1000)
 if follower and follower ~= ARGV[2] and ends > now then return {3, ''} end
-if not takes then redis.call('HSET', KEYS[1], 'following', ARGV[6]) end
+if not takes and kept ~= ARGV[6] then redis.call('HSET', KEYS[1], 'following', ARGV[6]) end
 redis.call('HSET', KEYS[1], 'follower', ARGV[2], 'renewed', 1)
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 redis.call('ZADD', KEYS[2], string.format('%.0f', now + ARGV[4]), ARGV[1])

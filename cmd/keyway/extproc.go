@@ -45,7 +45,7 @@ on with those that it leaves behind.`,
 		},
 	}
 	f.add(cmd, "127.0.0.1:9002", "127.0.0.1:9102")
-	cmd.Flags().StringVar(&o.JournalFile, "journal", "keyway-journal", "File for settlements that wait for the store; it must outlive the process.")
+	cmd.Flags().StringVar(&o.JournalFile, "journal", "keyway-journal", "File of this process's own for settlements that wait for the store; it must outlive the process.")
 	cmd.Flags().Int64Var(&o.JournalBytes, "journal-bytes", extproc.DefaultJournalBytes, "Largest size of the journal in bytes.")
 	cmd.Flags().StringVar(&relay, "relay", "", "Address at which Envoy calls the relay, host:port or unix:/path; empty has none.")
 	cmd.Flags().StringVar(&o.Egress, "egress", "", "Socket of Envoy's egress listener, unix:/path; the relay, the probes of channels and responses in the background need it.")

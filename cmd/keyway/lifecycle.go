@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -130,7 +131,7 @@ func (r *region) ownStoreURL() string {
 	if r.parts.StoreURL != "" {
 		return r.parts.StoreURL
 	}
-	return "unix://" + r.run(sockStore)
+	return (&url.URL{Scheme: "unix", Path: r.run(sockStore)}).String()
 }
 
 // storeSpec runs the store as production does (ARCHITECTURE §6): nothing is
