@@ -27,7 +27,7 @@ E2E := keyway/e2e keyway/e2e/sdk keyway/e2e/sdk/gosdk
 ALONE := keyway/store
 # What goes from a client to a provider, which channels of native egress do in
 # their own way: the tests of it run in both forms.
-DATA_PATH := ^Test(AccountHeaders|AllChannelsFail|AnswersPass|AnyCarrier|BodiesSurvive|Case0(03|08|68|71|77)|ChannelWithout|ClientsCannot|Framings|LeavingIs|MessagesAnd|NextChannel|NothingThat|OddAnswers|OfficialSDKs$$|OnlyTheInjected|RawPaths|StoredResponsesGo|StormOnHalf|UsageIsRead)
+DATA_PATH := ^Test(AccountHeaders|AllChannelsFail|AnswersPass|AnyCarrier|BodiesSurvive|Case0(03|08|1[0137]|4[027]|68|71|7[78]|8[25])|Corpus$$|ProvidersHeaders|Sound|UnreadAnswers|ChannelWithout|ClientsCannot|Framings|LeavingIs|MessagesAnd|NextChannel|NothingThat|OddAnswers|OfficialSDKs$$|OnlyTheInjected|RawPaths|StoredResponsesGo|StormOnHalf|UsageIsRead)
 # The linters look at all that vet does, and more.
 VET := -vet=off
 FUZZTIME ?= 20s
