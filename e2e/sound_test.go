@@ -105,7 +105,7 @@ func TestSoundIsHeldUntilItsEnd(t *testing.T) {
 		require.Greater(t, time.Since(l.asked), lease, "it was too short to prove anything")
 		require.NoError(t, got.err)
 		assert.Equal(t, c.s.seen(t, r.nonce)[0].SentSHA256, digestOf([]byte(got.body)))
-		eventually(t, func() bool { return c.inFlight(t) == 0 }, patience, 5*time.Millisecond, "held beyond its end")
+		eventually(t, func() bool { return c.inFlight(t) == 0 }, time.Second, 5*time.Millisecond, "held beyond its end")
 		row := c.requireOneRowEach(t, 1)[0]
 		assert.Equal(t, domain.OutcomeSuccess, row.Outcome)
 		assert.Equal(t, spokenMicros(script), row.CostMicros)
@@ -134,7 +134,7 @@ func TestLeavingASoundIsSettledOnce(t *testing.T) {
 			l.quit()
 			rec := c.s.awaitUpstream(t, r.nonce, func(r fakeprovider.Record) bool { return r.End != fakeprovider.EndRunning })
 			require.Equal(t, fakeprovider.EndPeerLeft, rec.End)
-			eventually(t, func() bool { return c.inFlight(t) == 0 }, patience, 5*time.Millisecond, "held though the client has left")
+			eventually(t, func() bool { return c.inFlight(t) == 0 }, time.Second, 5*time.Millisecond, "held though the client has left")
 		}
 		rows := c.requireOneRowEach(t, leaving)
 		for _, row := range rows {

@@ -181,39 +181,25 @@ func bytesFrom(channel string) string { return "cluster.ch_" + channel + ".upstr
 
 func (s *stack) envoyCounter(t testing.TB, name string) int64 {
 	t.Helper()
-	return counter(t, s.envoyStats(t, "^"+name+"$"), name+": ")
+	stat := s.envoyStats(t, "^"+name+"$")
+	value, err := strconv.ParseInt(strings.TrimSpace(strings.TrimPrefix(stat, name+": ")), 10, 64)
+	require.NoError(t, err, "%s", stat)
+	return value
 }
 
 // liveHeap is what collections leave of extproc's heap; a pool's buffers go with the second.
 func (s *stack) liveHeap(t testing.TB) int64 {
 	t.Helper()
-	metrics := s.ready.Services["extproc"].MetricsURL
-	base, _, _ := strings.Cut(metrics, "/metrics")
+	base, _, _ := strings.Cut(s.ready.Services["extproc"].MetricsURL, "/metrics")
 	for range 2 {
-		body(t, base+"/debug/pprof/heap?gc=1")
+		answer, err := http.Get(base + "/debug/pprof/heap?gc=1") //nolint:noctx // the URL is the test's own
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, answer.Body)
+		require.NoError(t, err)
+		require.NoError(t, answer.Body.Close())
+		require.Equal(t, http.StatusOK, answer.StatusCode)
 	}
-	return counter(t, "\n"+body(t, metrics), "\ngo_memstats_heap_alloc_bytes ")
-}
-
-// counter reads the number that follows a mark in a text.
-func counter(t testing.TB, text, mark string) int64 {
-	t.Helper()
-	_, line, ok := strings.Cut(text, mark)
-	require.True(t, ok, "%s in %s", mark, text)
-	value, err := strconv.ParseFloat(strings.Fields(line)[0], 64)
-	require.NoError(t, err)
-	return int64(value)
-}
-
-func body(t testing.TB, url string) string {
-	t.Helper()
-	answer, err := http.Get(url) //nolint:noctx // the URL is the test's own
-	require.NoError(t, err)
-	defer answer.Body.Close()
-	raw, err := io.ReadAll(answer.Body)
-	require.NoError(t, err)
-	require.Equal(t, http.StatusOK, answer.StatusCode, url)
-	return string(raw)
+	return int64(s.metric(t, "extproc", "go_memstats_heap_alloc_bytes"))
 }
 
 // stalled sends a and reads nothing.

@@ -86,9 +86,8 @@ func readFollow(cmd *redis.Cmd) (status domain.Following, following string, err 
 }
 
 // TakeOver gives follower up to most responses whose follower has died or handed
-// them over, the oldest of each shard
-// first. lease is that of the region. What cannot be read stays
-// with the sweeper.
+// them over, the oldest of each shard first. lease is that of the region. What
+// cannot be read stays with the sweeper.
 func (s *Store) TakeOver(ctx context.Context, follower string, lease time.Duration, most int) ([]domain.Settlement, error) {
 	calls := make([]call, domain.Shards)
 	for shard := range calls {
