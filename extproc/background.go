@@ -209,9 +209,6 @@ func (b *background) takeOver(ctx context.Context) error {
 	}
 	list, err := b.book.TakeOver(ctx, b.name, b.lease(), most)
 	for i, progress := range list {
-		if b.server.recent.has(progress.Decision.RequestID) {
-			continue // its settlement waits in the journal
-		}
 		w := b.server.resume(progress)
 		w.unkept = progress.Stored // who noted it may have died before the store had its id
 		b.server.leases.hold(leaseOf(w.decision, w.slotHolder()), time.Time{})

@@ -155,6 +155,8 @@ func TestBackgroundIsTakenOver(t *testing.T) {
 			assert.Equal(t, domain.SourceUpstream, got.Record.Source)
 			assert.Equal(t, domain.Usage{InputUncached: 11, Output: 7}, got.Record.Usage)
 			assert.Equal(t, "b", got.Channel)
+			assert.NotEmpty(t, got.Stored.ID)
+			assert.Equal(t, []domain.StoredID{got.Stored}, elsewhere.stored, "the first one may have died before its id was kept")
 			assert.Equal(t, []string{"a", "b"}, []string{got.Record.Attempts[0].Channel, got.Record.Attempts[1].Channel})
 			assert.Equal(t, http.StatusOK, got.Record.Status)
 			assert.False(t, got.Record.FirstByteAt.IsZero())
@@ -229,6 +231,26 @@ func TestBackgroundIsHandedOverAtTheStop(t *testing.T) {
 	<-stopped
 	assert.False(t, store.has("req-1"))
 	assert.False(t, store.has("req-2"))
+}
+
+// One whose settlement waits in the journal keeps its follower, so that nobody asks
+// for it again.
+func TestFollowedUntilTheSettlementHasLanded(t *testing.T) {
+	t.Parallel()
+	s, store := newServer(t)
+	provider := &asked{answers: []http.HandlerFunc{says(200, responseOf("queued", "null")), says(200, responseOf("completed", someUsage))}}
+	provider.follows(t, s)
+	book := s.background.book.(*fakeFollowers)
+	passes(s, responseOf("queued", "null"))
+	store.mu.Lock()
+	store.err = domain.ErrStoreDown
+	store.mu.Unlock()
+	require.Eventually(t, func() bool { return s.journal.Len() == 1 }, 10*time.Second, time.Millisecond)
+	asked := provider.count()
+	s.background.round(t.Context(), true)
+	require.Equal(t, s.background.name, book.holder("req-1"))
+	assert.Equal(t, asked, provider.count())
+	assert.Zero(t, testutil.ToFloat64(s.metrics.takenOver))
 }
 
 // While the store is away nobody can renew: who followed goes first when it is back.
